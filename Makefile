@@ -1,0 +1,67 @@
+# Everything runs in .venv, which is made when it is missing or older than its definition.
+
+PYTHON ?= python3
+MODEL ?= base
+PRECISION ?= int8
+HOST ?= 127.0.0.1
+PORT ?= 8000
+SPEECH ?= ../shared/speech
+SETTINGS ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help serve test lint format accuracy bench lock clean
+
+help: ## Show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+serve: $(VENV)/.serve ## Serve on http://127.0.0.1:8000 (MODEL=tiny.en PORT=9000 PRECISION=fp32 SETTINGS="threads=2")
+	$(BIN)/python -m serve_app --host $(HOST) --port $(PORT) model=$(MODEL) precision=$(PRECISION) $(SETTINGS)
+
+test: $(VENV)/.test ## Run the whole test suite (ARGS="-k name")
+	$(BIN)/pytest $(ARGS)
+
+lint: $(VENV)/.lint ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.lint ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+accuracy: $(VENV)/.bench ## Word and character error rates beside faster-whisper (SPEECH=folder with manifest.jsonl)
+	$(BIN)/python -m benchmarks.accuracy --speech $(SPEECH) $(ARGS)
+
+bench: accuracy ## Everything that measures
+
+lock: $(VENV)/.lint ## Resolve the dependencies anew into constraints.txt
+	$(INSTALL) uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --all-extras --no-header --no-annotate \
+		--output-file constraints.txt pyproject.toml
+
+clean: ## Remove the environment and what tools leave behind; built models stay in the cache
+	rm -rf $(VENV) build reports *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -exec rm -rf {} +
+
+$(VENV)/bin/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve: $(VENV)/bin/pip pyproject.toml constraints.txt
+	$(INSTALL) --editable .[weights]
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.serve
+	$(INSTALL) --editable .[weights,test]
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.test
+	$(INSTALL) --editable .[weights,test,lint,bench]
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.serve
+	$(INSTALL) --editable .[weights,bench]
+	@touch $@

@@ -1,0 +1,1 @@
+"""Implementations of `asr.session.Session`."""

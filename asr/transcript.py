@@ -1,0 +1,58 @@
+"""What is asked for and what comes back, as plain data that every process can read without loading a model library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """What one utterance is to be decoded with.
+
+    language: ISO 639-1 code, or None to detect it; task: "transcribe", or "translate" into English;
+    prompt: text that is taken to have been said before; temperature: 0 takes the likeliest token, above that it is sampled.
+    """
+
+    language: str | None = None
+    task: str = "transcribe"
+    prompt: str = ""
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """What the model heard in one utterance.
+
+    text: as the model spells it, with its leading blank; tokens: of the text; language: given or detected;
+    avg_logprob: mean natural log-probability of the tokens and the end; no_speech_prob: of the model hearing no speech;
+    compression_ratio: bytes of the text over its zlib-compressed bytes, high when the model repeats itself;
+    temperature: that it was decoded with; complete: whether the model ended by itself, rather than at the token bound.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    language: str
+    avg_logprob: float
+    no_speech_prob: float
+    compression_ratio: float
+    temperature: float
+    complete: bool
+
+
+@dataclass(frozen=True)
+class TranscriptSegment:
+    """What was said between start_s and end_s of the recording."""
+
+    start_s: float
+    end_s: float
+    recognition: Recognition
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was said in a recording. language: given or detected, None where nothing was said and none was given."""
+
+    text: str
+    language: str | None
+    duration_s: float
+    segments: tuple[TranscriptSegment, ...]

@@ -1,0 +1,60 @@
+"""The deployment that does everything but the model: bytes in, transcript out."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.handle import DeploymentHandle
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from asr.audio import decode_audio
+from asr.errors import InputError, UnsupportedLanguageError
+from asr.features import SAMPLE_RATE
+from asr.segments import Segment, Segmenter
+from asr.transcribe import transcribe_segments
+from asr.transcript import DecodingOptions, Recognition, Transcript
+from asr.utterance import Utterance
+from deployments.recognizer import ModelInfo
+
+ATTEMPTS = 3
+"""How often a segment is sent to another replica after the one that had it died."""
+
+
+@serve.deployment(
+    max_ongoing_requests=32,
+    health_check_period_s=5,
+    graceful_shutdown_timeout_s=120,
+    ray_actor_options={"num_cpus": 1},
+)
+class Transcriber:
+    """Decodes a recording, finds its speech, and has the segments recognised side by side."""
+
+    async def __init__(self, recognizer: DeploymentHandle) -> None:
+        self._recognizer = recognizer
+        self._model: ModelInfo = await recognizer.describe.remote()
+        self._segmenter = Segmenter(self._model.n_mels)
+
+    async def transcribe(self, content: bytes, options: DecodingOptions) -> Transcript | InputError:
+        """The transcript, or what is wrong with the request; our own failures are raised."""
+        try:
+            if options.language is not None and options.language not in self._model.languages:
+                raise UnsupportedLanguageError(options.language, len(self._model.languages))
+            segments, duration_s = await asyncio.to_thread(self._prepare, content)
+            return await transcribe_segments(segments, duration_s, options, self._recognize)
+        except InputError as error:
+            return error
+
+    async def check_model(self) -> None:
+        """Raises what the model path raises."""
+        await self._recognizer.check_health.remote()
+
+    def _prepare(self, content: bytes) -> tuple[list[Segment], float]:
+        waveform = decode_audio(content)
+        return self._segmenter(waveform), len(waveform) / SAMPLE_RATE
+
+    @retry(retry=retry_if_exception_type(RayActorError), stop=stop_after_attempt(ATTEMPTS), wait=wait_fixed(0.5), reraise=True)
+    async def _recognize(self, utterance: Utterance) -> Recognition:
+        recognition: Recognition = await self._recognizer.recognize.remote(utterance)
+        return recognition

@@ -1,0 +1,61 @@
+"""Serve on this machine: `python -m serve_app --port 8000 model=tiny.en precision=fp32`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import ray
+from pydantic import ValidationError
+from ray import serve
+
+from serve_app.application import build_app
+from serve_app.settings import Settings
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LEAST_CPUS = 2
+"""What the deployments reserve together; a machine with a single processor runs them all the same."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m serve_app", description="Serve speech to text on this machine.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=", ".join(Settings.model_fields))
+    parsed = parser.parse_args(arguments)
+    try:
+        settings = Settings(**dict(pair.split("=", 1) for pair in parsed.settings))
+    except (ValidationError, ValueError) as error:
+        parser.error(str(error))
+    if settings.backend == "onnx" and (failure := build_artefacts(settings)):
+        return failure
+    run(settings, parsed.host, parsed.port)
+    return 0
+
+
+def build_artefacts(settings: Settings) -> int:
+    """Build what the cache lacks before anything starts, where the progress can be seen; → exit status."""
+    command = [sys.executable, "-m", "asr.build", "--model", settings.model, "--precision", settings.precision]
+    if settings.cache_dir is not None:
+        command += ["--cache", str(settings.cache_dir)]
+    return subprocess.run(command, check=False).returncode  # noqa: S603 (our own module)
+
+
+def run(settings: Settings, host: str, port: int) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # waited for below; replicas are shut down in order
+    ray.init(include_dashboard=False, num_cpus=max(LEAST_CPUS, os.cpu_count() or 1), namespace="serve")
+    serve.start(http_options={"host": host, "port": port})
+    serve.run(build_app(settings), name="rayscribe")
+    url = f"http://{host}:{port}"
+    print(f"Rayscribe serves {settings.model_name} on {url} (API: {url}/docs)", flush=True)  # noqa: T201
+    signal.sigwait(STOP_SIGNALS)
+    serve.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

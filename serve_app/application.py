@@ -1,0 +1,31 @@
+"""Composition: every deployment of the application and how they are bound together."""
+
+from __future__ import annotations
+
+from ray.serve import Application
+
+from asr.batcher import BatchLimits
+from asr.features import FRAMES_PER_SECOND
+from deployments.recognizer import Recognizer, RecognizerConfig
+from deployments.transcriber import Transcriber
+from serve_app.ingress import Ingress
+from serve_app.settings import Settings
+
+
+def build_app(settings: Settings) -> Application:
+    """HTTP → Transcriber (CPU) → Recognizer (model)."""
+    recognizer = Recognizer.bind(recognizer_config(settings))
+    transcriber = Transcriber.bind(recognizer)
+    return Ingress.bind(transcriber, settings.model_name)
+
+
+def recognizer_config(settings: Settings) -> RecognizerConfig:
+    return RecognizerConfig(
+        model=settings.model,
+        precision=settings.precision,
+        backend=settings.backend,
+        threads=settings.threads,
+        cache_dir=settings.cache_dir,
+        limits=BatchLimits(settings.max_batch_size, int(settings.max_batch_audio_s * FRAMES_PER_SECOND)),
+        batch_wait_s=settings.batch_wait_ms / 1000,
+    )

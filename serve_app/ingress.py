@@ -1,0 +1,42 @@
+"""The deployment behind the HTTP port."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from asr.errors import InputError
+from asr.transcript import DecodingOptions, Transcript
+from serve_app.api import create_api
+
+HEALTH_TIMEOUT_S = 10.0
+
+
+@serve.deployment(max_ongoing_requests=256, ray_actor_options={"num_cpus": 0})
+@serve.ingress()
+class Ingress:
+    """Serves the API of `serve_app.api` over a handle to the Transcriber."""
+
+    def __init__(self, transcriber: DeploymentHandle, model_name: str) -> None:
+        self._transcriber = transcriber
+        self._model_name = model_name
+
+    def __serve_build_asgi_app__(self) -> FastAPI:  # noqa: N807, PLW3201 (Serve's name for it)
+        return create_api(self, self._model_name)
+
+    async def transcribe(self, content: bytes, options: DecodingOptions) -> Transcript:
+        """
+        Raises:
+            InputError: the request cannot be served as it is.
+        """
+        result: Transcript | InputError = await self._transcriber.transcribe.remote(content, options)
+        if isinstance(result, InputError):
+            raise result
+        return result
+
+    async def check_model(self) -> None:
+        """Raises if the whole way to the model and back does not work."""
+        await asyncio.wait_for(self._transcriber.check_model.remote(), HEALTH_TIMEOUT_S)
