@@ -98,7 +98,7 @@ class Batcher:
         for job in self._waiting:
             if job.future.cancelled():
                 continue
-            longest_with = max(longest, job.utterance.encoded_frames)
+            longest_with = max(longest, job.utterance.window.frames)
             fits = len(taken) < self._limits.rows and longest_with * (len(taken) + 1) <= self._limits.frames
             if not taken or fits:
                 taken.append(job)

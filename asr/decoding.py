@@ -28,14 +28,15 @@ MIN_TOKEN_BOUND = 20
 class Encoded:
     """A batch that the encoder has seen.
 
-    cross: cross-attention keys and values by input name, batch first; lengths: (batch,) int64, positions that count.
+    cross: cross-attention keys and values by input name, batch first; bias: (batch, positions) float32, added to their
+    attention scores.
     """
 
     cross: dict[str, Tensor]
-    lengths: Tensor
+    bias: Tensor
 
     def keep(self, rows: Tensor) -> Encoded:
-        return Encoded({name: value[rows] for name, value in self.cross.items()}, self.lengths[rows])
+        return Encoded({name: value[rows] for name, value in self.cross.items()}, self.bias[rows])
 
 
 @dataclass
@@ -71,7 +72,7 @@ class BatchDecoder:
 
     def detect_languages(self, encoded: Encoded) -> list[str]:
         """The likeliest language of every row, from the token that follows the start of the transcript."""
-        batch = len(encoded.lengths)
+        batch = len(encoded.bias)
         if not self._tokenizer.is_multilingual:
             return ["en"] * batch
         tokens = torch.full((batch, 1), self._tokenizer.sot, device=self._device)
@@ -139,7 +140,7 @@ class BatchDecoder:
                 "tokens": tokens,
                 "past_lengths": cache.lengths,
                 "logit_positions": wanted,
-                "cross_lengths": encoded.lengths,
+                "cross_bias": encoded.bias,
                 **cache.tensors(),
                 **encoded.cross,
             }

@@ -16,6 +16,7 @@ from asr.decoding import BatchDecoder, Encoded
 from asr.errors import AsrError, RecognitionError
 from asr.features import FRAMES_PER_SECOND, WINDOW_FRAMES, padded
 from asr.model import (
+    MASKED,
     Dims,
     decoder_input_names,
     decoder_output_names,
@@ -28,6 +29,7 @@ from asr.sessions.pytorch import TorchSession
 from asr.tokenizer import Tokenizer
 from asr.transcript import Recognition
 from asr.utterance import Utterance
+from asr.window import FRAMES_PER_POSITION
 
 Precision: TypeAlias = Literal["fp32", "int8"]
 Backend: TypeAlias = Literal["onnx", "torch"]
@@ -98,12 +100,22 @@ class Engine:
         return self._decoder.detect_languages(encoded)
 
     def _encode(self, utterances: Sequence[Utterance]) -> Encoded:
-        frame_counts = torch.tensor([utterance.encoded_frames for utterance in utterances])
-        longest = int(frame_counts.max())
-        mel = torch.from_numpy(np.stack([padded(utterance.log_mel, longest) for utterance in utterances]))
-        device = self._encoder.device
-        cross = self._encoder.run({"mel": mel.to(device), "frame_counts": frame_counts.to(device)})
-        return Encoded(cross, (frame_counts // 2).to(device))
+        windows = [utterance.window for utterance in utterances]
+        positions = max(window.positions for window in windows)
+        frames = positions * FRAMES_PER_POSITION
+        position_ids = np.zeros((len(windows), positions), np.int64)
+        bias = np.full((len(windows), positions), MASKED, np.float32)
+        for row, window in enumerate(windows):
+            position_ids[row, : window.positions] = window.position_ids
+            bias[row, : window.positions] = window.attention_bias
+        batch = {
+            "mel": np.stack([padded(utterance.log_mel, frames) for utterance in utterances]),
+            "frame_counts": np.array([window.frames for window in windows]),
+            "position_ids": position_ids,
+            "attention_bias": bias,
+        }
+        inputs = {name: torch.from_numpy(value).to(self._encoder.device) for name, value in batch.items()}
+        return Encoded(self._encoder.run(inputs), inputs["attention_bias"])
 
 
 def load_engine(

@@ -33,10 +33,12 @@ class LogMel:
     def __call__(self, waveform: NDArray[np.float32]) -> NDArray[np.float32]:
         """waveform: (samples,) float32 at 16 kHz, at most 30 s → (n_mels, frames) float32, 100 frames a second.
 
-        The result ends where the waveform ends. What the model is padded with after it is silence: `padded`.
+        The result ends with the last frame that hears the waveform, one or two beyond its end: a frame hears 12.5 ms on
+        either side of its middle. What the model is padded with after it is silence: `padded`.
         """
-        frames = math.ceil(len(waveform) / HOP_SAMPLES)
-        edge = FFT_SAMPLES // 2  # silence follows the waveform, as in a padded window, rather than its mirror image
+        edge = FFT_SAMPLES // 2
+        frames = min(WINDOW_FRAMES, (len(waveform) + edge - 2) // HOP_SAMPLES + 1)  # the window function begins with 0
+        # Silence follows the waveform, as in a padded window, rather than its mirror image.
         samples = torch.nn.functional.pad(torch.from_numpy(waveform), (0, frames * HOP_SAMPLES - len(waveform) + edge))
         with torch.inference_mode():
             power = self._mel_spectrogram(samples)[:, :frames]

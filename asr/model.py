@@ -42,7 +42,7 @@ class Dims:
 
 
 def encoder_input_names() -> list[str]:
-    return ["mel", "frame_counts"]
+    return ["mel", "frame_counts", "position_ids", "attention_bias"]
 
 
 def encoder_output_names(dims: Dims) -> list[str]:
@@ -51,7 +51,7 @@ def encoder_output_names(dims: Dims) -> list[str]:
 
 def decoder_input_names(dims: Dims) -> list[str]:
     self_names = [f"self_{part}_{layer}" for layer in range(dims.n_text_layer) for part in ("key", "value")]
-    return ["tokens", "past_lengths", "logit_positions", "cross_lengths", *self_names, *encoder_output_names(dims)]
+    return ["tokens", "past_lengths", "logit_positions", "cross_bias", *self_names, *encoder_output_names(dims)]
 
 
 def decoder_output_names() -> list[str]:
@@ -123,19 +123,22 @@ class Encoder(nn.Module):
         for projection in self.cross:  # only keys and values are made here; the decoder owns the other two
             del projection.query, projection.out
 
-    def forward(self, mel: Tensor, frame_counts: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        self, mel: Tensor, frame_counts: Tensor, position_ids: Tensor, attention_bias: Tensor
+    ) -> tuple[Tensor, ...]:
         """Encode a padded batch.
 
-        mel: (batch, n_mels, frames) float32, frames even; frame_counts: (batch,) int64, the frames of each row that
-        count, the rest being ignored. → for every decoder layer a key (batch, heads, head_dim, positions) and a value
-        (batch, heads, positions, head_dim), where positions = frames / 2 and a row's first ceil(frame_count / 2) count.
+        mel: (batch, n_mels, 2 * positions) float32; frame_counts: (batch,) int64, the frames of each row that count, the
+        rest being ignored; position_ids: (batch, positions) int64, the place of each position in the window;
+        attention_bias: (batch, positions) float32, added to the scores of each position as a key, MASKED for padding.
+        → for every decoder layer a key (batch, heads, head_dim, positions) and a value (batch, heads, positions,
+        head_dim), float32.
         """
-        frame_mask = (torch.arange(mel.shape[-1], device=mel.device) < frame_counts[:, None])[:, None].to(mel.dtype)
+        frame_index = torch.arange(mel.shape[-1], device=mel.device)
+        frame_mask = (frame_index < frame_counts[:, None])[:, None].to(mel.dtype)
         x = F.gelu(self.conv1(mel * frame_mask)) * frame_mask  # a row ends in the zeros that a lone row is padded with
-        x = F.gelu(self.conv2(x)).transpose(1, 2)
-        positions = x.shape[1]
-        x = x + self.positional_embedding[:positions]
-        mask = padding_mask((frame_counts + 1) // 2, positions, x.dtype)
+        x = F.gelu(self.conv2(x)).transpose(1, 2) + self.positional_embedding[position_ids]
+        mask = attention_bias[:, None, None]
         for block in self.blocks:
             x = block(x, mask)
         x = self.ln_post(x)
@@ -200,13 +203,13 @@ class Decoder(nn.Module):
         self.ln = nn.LayerNorm(state)
 
     def forward(
-        self, tokens: Tensor, past_lengths: Tensor, logit_positions: Tensor, cross_lengths: Tensor, *caches: Tensor
+        self, tokens: Tensor, past_lengths: Tensor, logit_positions: Tensor, cross_bias: Tensor, *caches: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Advance each row by `steps` tokens.
 
         tokens: (batch, steps) int64, shorter rows padded at the end with any token; past_lengths: (batch,) int64, tokens
         already in each row's cache; logit_positions: (batch, n) int64, the steps whose logits are wanted;
-        cross_lengths: (batch,) int64, encoder positions that count.
+        cross_bias: (batch, positions) float32, added to the scores of each encoder position, MASKED for padding.
         caches: for every layer self key and value (batch, heads, capacity, head_dim), then for every layer cross key
         (batch, heads, head_dim, positions) and value (batch, heads, positions, head_dim), all float32.
         → logits (batch, n, vocab) float32 and new_kv (layers, 2, batch, heads, steps, head_dim) float32, whose rows go
@@ -221,7 +224,7 @@ class Decoder(nn.Module):
         masks = (
             padding_mask(past_lengths, caches[0].shape[2], x.dtype),
             causal,
-            padding_mask(cross_lengths, caches[-1].shape[2], x.dtype),
+            cross_bias[:, None, None],
         )
         new_kv = []
         for layer, block in enumerate(self.blocks):

@@ -23,7 +23,7 @@ NOTATION = "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ �
 MUSIC = "♩♪♫♬♭♮♯"  # each is several tokens, of which the first is enough
 
 
-def text_token_count(n_vocab: int) -> int:
+def text_token_count(n_vocab: int, path: str = "vocabulary") -> int:
     """How many of a vocabulary's tokens are text.
 
     Raises:
@@ -33,7 +33,7 @@ def text_token_count(n_vocab: int) -> int:
         return 50_256
     if n_vocab in (51_865, 51_866):
         return 50_257
-    raise UnsupportedArchitectureError("vocabulary", f"of {n_vocab} tokens is not one of Whisper's")
+    raise UnsupportedArchitectureError(path, f"a vocabulary of {n_vocab} tokens is not one of Whisper's")
 
 
 class Tokenizer:

@@ -15,17 +15,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
 from asr.checkpoint.embedded import MODELS
-from asr.decoding import DecodingOptions, Recognition
 from asr.engine import Backend, Engine, Precision, load_engine, usable_cpus
 from asr.errors import AsrError
 from asr.local import LocalTranscriber
+from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
-from benchmarks.scoring import CHARACTER_LANGUAGES, Score, score_clip, total
+from benchmarks.scoring import CHARACTER_LANGUAGES, Result, Run, Score, score_failure, score_text
 from benchmarks.speech_set import DEFAULT_SPEECH, NON_SPEECH, Clip, Group, SpeechSetError, read_speech_set
 
 Transcribe: TypeAlias = Callable[[Sequence[Clip]], Sequence[str | AsrError]]
@@ -36,35 +36,6 @@ Load: TypeAlias = Callable[[str, Path | None], Transcribe]
 
 class UnavailableError(Exception):
     """A system cannot take part; the message says what it lacks."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a system made of a clip. failure: what it raised, which counts as having heard nothing."""
-
-    clip: Clip
-    hypothesis: str
-    failure: str | None
-    score: Score
-
-
-@dataclass(frozen=True)
-class Run:
-    """One model on one system. wall_s: for all the clips, without loading."""
-
-    model: str
-    system: str
-    results: tuple[Result, ...]
-    wall_s: float
-
-    @property
-    def audio_s_per_s(self) -> float:
-        return sum(result.clip.duration_s for result in self.results) / self.wall_s
-
-    def scores(self) -> dict[Group, Score]:
-        """Score by group, in the order of a table."""
-        groups = sorted({result.clip.group for result in self.results})
-        return {group: total(result.score for result in self.results if result.clip.group == group) for group in groups}
 
 
 class FullWindowEngine(Engine):
@@ -103,6 +74,7 @@ def _with(transcriber: LocalTranscriber) -> Transcribe:
 def load_faster_whisper(model: str, cache_dir: Path | None) -> Transcribe:  # noqa: ARG001 (it builds nothing)
     """Greedy int8, one clip after the other, everything else as faster-whisper has it by default."""
     try:
+        from ctranslate2 import set_random_seed  # type: ignore[import-untyped]
         from faster_whisper import WhisperModel
     except ImportError as error:
         raise UnavailableError("faster-whisper is not installed: pip install rayscribe[bench]") from error
@@ -111,6 +83,7 @@ def load_faster_whisper(model: str, cache_dir: Path | None) -> Transcribe:  # no
         whisper = WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=usable_cpus())
 
     def transcribe(clips: Sequence[Clip]) -> list[str | AsrError]:
+        set_random_seed(0)  # it samples what it finds hard, and would differ from run to run
         texts: list[str | AsrError] = []
         for clip in clips:
             segments, _ = whisper.transcribe(str(clip.path), language=clip.language, beam_size=1)
@@ -175,9 +148,7 @@ def measure(model: str, system: str, clips: Sequence[Clip], cache_dir: Path | No
 
 
 def _result(clip: Clip, text: str | AsrError) -> Result:
-    if isinstance(text, AsrError):
-        return Result(clip, "", str(text), score_clip(clip, ""))
-    return Result(clip, text.strip(), None, score_clip(clip, text))
+    return score_failure(clip, str(text)) if isinstance(text, AsrError) else score_text(clip, text)
 
 
 def table(runs: Sequence[Run]) -> str:

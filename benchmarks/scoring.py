@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import jiwer
 
-from benchmarks.speech_set import Clip
+from benchmarks.speech_set import Clip, Group
 
 CHARACTER_LANGUAGES = ("zh", "ja")
 """Written without spaces: a unit is a character, elsewhere a word."""
@@ -66,6 +66,43 @@ def total(scores: Iterable[Score]) -> Score:
     """The score of a set, from those of its clips."""
     listed = list(scores)
     return Score(sum(score.errors for score in listed), sum(score.reference_length for score in listed))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a system made of a clip. failure: what it raised, which is scored as having heard nothing."""
+
+    clip: Clip
+    hypothesis: str
+    failure: str | None
+    score: Score
+
+
+@dataclass(frozen=True)
+class Run:
+    """One model on one system. wall_s: for all the clips, without loading."""
+
+    model: str
+    system: str
+    results: tuple[Result, ...]
+    wall_s: float
+
+    @property
+    def audio_s_per_s(self) -> float:
+        return sum(result.clip.duration_s for result in self.results) / self.wall_s
+
+    def scores(self) -> dict[Group, Score]:
+        """Score by group, in the order of a table."""
+        groups = sorted({result.clip.group for result in self.results})
+        return {group: total(result.score for result in self.results if result.clip.group == group) for group in groups}
+
+
+def score_text(clip: Clip, text: str) -> Result:
+    return Result(clip, text.strip(), None, score_clip(clip, text))
+
+
+def score_failure(clip: Clip, failure: str) -> Result:
+    return Result(clip, "", failure, score_clip(clip, ""))
 
 
 def units(text: str, language: str, *, digit_by_digit: bool = False) -> list[str]:

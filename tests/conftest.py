@@ -18,6 +18,9 @@ from asr.checkpoint import embedded, load_checkpoint
 from asr.features import SAMPLE_RATE
 from tests.asr.reference import LoadedModel
 
+# Where something else uses the cores, PyTorch's threads wait for each other: five times slower than one alone.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session")
 def speech() -> NDArray[np.float32]:

@@ -54,7 +54,7 @@ def read_ctranslate2(directory: Path, *, name: str | None = None, parts: Sequenc
         files=files,
         dims=dims,
         vocabulary=read_vocabulary(directory, dims.n_vocab),
-        read_weights=lambda: _normalise(variables, dims),
+        read_weights=lambda: _read_weights(variables, dims, files[0]),
     )
 
 
@@ -136,6 +136,17 @@ def _dims(variables: Mapping[str, Variable], path: Path) -> Dims:
         )
     except KeyError as error:
         raise CheckpointError(str(path), f"lacks the variable {error}") from error
+    except (ValueError, IndexError) as error:
+        raise CheckpointError(str(path), f"has a variable of another shape ({error})") from error
+
+
+def _read_weights(variables: Mapping[str, Variable], dims: Dims, path: Path) -> Weights:
+    try:
+        return _normalise(variables, dims)
+    except KeyError as error:
+        raise CheckpointError(str(path), f"lacks the variable {error}") from error
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointError(str(path), f"has a variable of another shape ({error})") from error
 
 
 def _normalise(variables: Mapping[str, Variable], dims: Dims) -> Weights:

@@ -33,5 +33,5 @@ def download(reference: str) -> Path:
         ) from error
     try:
         return Path(snapshot_download(repository, allow_patterns=FILES))
-    except (HfHubHTTPError, RepositoryNotFoundError, LocalEntryNotFoundError, OSError) as error:
+    except (HfHubHTTPError, RepositoryNotFoundError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise CheckpointNotFoundError(reference, f"cannot be had from the hub as {repository} ({error})") from error

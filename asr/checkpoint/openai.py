@@ -14,6 +14,7 @@ from asr.checkpoint.normalised import Checkpoint, Weights
 from asr.checkpoint.vocabulary import READERS, published_vocabulary, read_vocabulary
 from asr.errors import CheckpointError, UnsupportedArchitectureError
 from asr.model import Dims
+from asr.tokenizer import text_token_count
 
 
 def read_openai(path: Path) -> Checkpoint:
@@ -49,6 +50,7 @@ def _normalise(state: dict[str, torch.Tensor]) -> Weights:
 
 
 def _vocabulary(path: Path, n_vocab: int) -> Sequence[bytes]:
+    text_token_count(n_vocab, str(path))
     if any((path.parent / name).is_file() for name in READERS):
         return read_vocabulary(path.parent, n_vocab)
     vocabulary = published_vocabulary(n_vocab) or embedded.vocabulary(n_vocab)

@@ -19,6 +19,7 @@ def read_vocabulary(directory: Path, n_vocab: int) -> list[bytes]:
     Raises:
         CheckpointError: there is no vocabulary file, it is malformed, or it is not Whisper's.
     """
+    text_token_count(n_vocab, str(directory))
     for name, read in READERS.items():
         path = directory / name
         if path.is_file():

@@ -83,10 +83,9 @@ def transformers_model(dims: Dims, weights: Mapping[str, Tensor]) -> Any:
         decoder_ffn_dim=4 * dims.n_text_state,
         max_source_positions=dims.n_audio_ctx,
         max_target_positions=dims.n_text_ctx,
-        attn_implementation="eager",
     )
     with torch.device("meta"):
-        model = WhisperForConditionalGeneration(config)
+        model: Any = WhisperForConditionalGeneration(config)
     state = {transformers_name(name): value for name, value in weights.items()}
     state["proj_out.weight"] = weights["decoder.token_embedding.weight"]
     model.load_state_dict(state, assign=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -33,7 +35,7 @@ def openai_window(waveform: NDArray[np.float32], n_mels: int) -> NDArray[np.floa
 
 
 def transformers_window(waveform: NDArray[np.float32], n_mels: int) -> NDArray[np.float32]:
-    extractor = WhisperFeatureExtractor(feature_size=n_mels)
+    extractor: Any = WhisperFeatureExtractor(feature_size=n_mels)  # type: ignore[no-untyped-call]
     extracted = extractor(waveform, sampling_rate=SAMPLE_RATE, return_tensors="np")["input_features"][0]
     features: NDArray[np.float32] = extracted
     return features
@@ -51,7 +53,7 @@ def test_speech_in_a_window_equals_transformers(speech: NDArray[np.float32], n_m
     excerpt = speech[START : START + round(seconds * SAMPLE_RATE)]
     ours, theirs = window(excerpt, n_mels), transformers_window(excerpt, n_mels)
 
-    # Their last frame sees the window's end mirrored rather than followed by silence: not the same if speech goes on there.
+    # Their last frame hears the window's end mirrored, not followed by silence: another value if speech goes on there.
     np.testing.assert_allclose(ours[:, :-1], theirs[:, :-1], atol=TOLERANCE)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import struct
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -20,27 +21,27 @@ from tests.asr.reference import transformers_model
 Variables = dict[str, NDArray[np.generic]]
 """CTranslate2's name → array of one of its types."""
 
+SPELLING: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+
 DATA_TYPES = {"float32": 0, "int8": 1, "int16": 2, "int32": 3, "float16": 4, "uint16": 5}
 """CTranslate2's number of a type; bfloat16, which NumPy lacks, is written from its bits in uint16."""
 
 
-def printable(token: bytes) -> str:
-    """A token as GPT-2's vocabulary files spell it."""
-    spelling = bytes_to_unicode()
-    return "".join(spelling[byte] for byte in token)
-
-
 def write_vocabulary(path: Path, tokens: Sequence[bytes]) -> None:
     """`tokens` by id, then a special token, in the format that the file's name stands for."""
-    spelled = [*map(printable, tokens), "<|startoftranscript|>"]
+    path.write_text(_vocabulary_file(path.name, tuple(tokens)), encoding="utf-8")
+
+
+@cache
+def _vocabulary_file(name: str, tokens: Sequence[bytes]) -> str:
+    spelled = ["".join(SPELLING[byte] for byte in token) for token in tokens]
+    spelled.append("<|startoftranscript|>")
+    if name == "vocabulary.json":
+        return json.dumps(spelled)
+    if name == "vocabulary.txt":
+        return "".join(f"{token}\n" for token in spelled)
     ids = {token: token_id for token_id, token in enumerate(spelled)}
-    contents = {
-        "vocabulary.json": json.dumps(spelled),
-        "vocabulary.txt": "".join(f"{token}\n" for token in spelled),
-        "vocab.json": json.dumps(ids),
-        "tokenizer.json": json.dumps({"model": {"vocab": ids}}),
-    }
-    path.write_text(contents[path.name], encoding="utf-8")
+    return json.dumps(ids if name == "vocab.json" else {"model": {"vocab": ids}})  # else tokenizer.json
 
 
 def write_openai(path: Path, dims: Dims, weights: Mapping[str, Tensor]) -> None:
@@ -54,7 +55,9 @@ def write_huggingface(
     write_vocabulary(directory / "vocab.json", tokens)
 
 
-def write_ctranslate2(directory: Path, variables: Variables, tokens: Sequence[bytes], architecture: str = "WhisperSpec") -> None:
+def write_ctranslate2(
+    directory: Path, variables: Variables, tokens: Sequence[bytes], architecture: str = "WhisperSpec"
+) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "model.bin").write_bytes(model_bin(variables, architecture))
     write_vocabulary(directory / "vocabulary.json", tokens)
@@ -86,7 +89,9 @@ def ctranslate2_variables(dims: Dims, weights: Mapping[str, Tensor]) -> Variable
 
     def linear(target: str, *sources: str) -> None:
         parts = [weights[f"{source}.weight"] for source in sources]
-        biases = [weights.get(f"{source}.bias", torch.zeros(len(part))) for source, part in zip(sources, parts)]
+        biases = [
+            weights.get(f"{source}.bias", torch.zeros(len(part))) for source, part in zip(sources, parts, strict=True)
+        ]
         variables[f"{target}/weight"] = torch.cat(parts).numpy()
         variables[f"{target}/bias"] = torch.cat(biases).numpy()
 
@@ -96,7 +101,9 @@ def ctranslate2_variables(dims: Dims, weights: Mapping[str, Tensor]) -> Variable
         for layer in range(layers):
             target, source = f"{part}/layer_{layer}", f"{part}.blocks.{layer}"
             norm(f"{target}/self_attention/layer_norm", f"{source}.attn_ln")
-            linear(f"{target}/self_attention/linear_0", *(f"{source}.attn.{name}" for name in ("query", "key", "value")))
+            linear(
+                f"{target}/self_attention/linear_0", *(f"{source}.attn.{name}" for name in ("query", "key", "value"))
+            )
             linear(f"{target}/self_attention/linear_1", f"{source}.attn.out")
             norm(f"{target}/ffn/layer_norm", f"{source}.mlp_ln")
             linear(f"{target}/ffn/linear_0", f"{source}.mlp.0")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scoring import Score, invented_words, score_clip, total, units
+from benchmarks.scoring import Run, Score, invented_words, score_clip, score_failure, score_text, total, units
 from benchmarks.speech_set import Clip, SpeechSetError, read_speech_set
 
 CLIP = Clip(
@@ -105,6 +105,24 @@ def test_a_set_is_scored_by_its_errors_over_its_words() -> None:
     assert total([short, long]) == Score(2, 10)
     assert total([short, long]).rate == 0.2  # the mean of the two rates would be 0.56
     assert total([]) == Score(0, 0)
+
+
+def test_a_run_is_scored_by_group_in_the_order_of_a_table() -> None:
+    results = (
+        score_text(clip("", None, kind="non-speech"), "thank you"),
+        score_text(clip("one", kind="digits"), "1"),
+        score_text(clip("the cat sat"), "the cat sat"),
+        score_failure(clip("on the mat"), "no audio"),
+        score_text(clip("你好", "zh"), "您好"),
+    )
+    scores = Run("base", "int8", results, wall_s=6.0).scores()
+    assert [(group.name, score) for group, score in scores.items()] == [
+        ("English, clips under 60 s", Score(3, 6)),
+        ("Mandarin", Score(1, 2)),
+        ("English digits and commands", Score(0, 1)),
+        ("non-speech: invented words", Score(2, 0)),
+    ]
+    assert Run("base", "int8", results, wall_s=6.0).audio_s_per_s == 2.5
 
 
 def test_rate_where_nothing_was_said() -> None:
