@@ -1,7 +1,7 @@
 """Greedy and sampled decoding of a whole batch, in which each row has its own prompt, language, task and bounds.
 
-The rules are those of openai-whisper's `decoding.py` without timestamps: non-speech and special tokens are never said, the
-first token is neither a blank nor the end, and at temperature 0 the likeliest token is taken.
+The rules are those of openai-whisper's `decoding.py` without timestamps: non-speech and special tokens are never said,
+the first token is neither a blank nor the end, and at temperature 0 the likeliest token is taken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions, Recognition
 
 MAX_TOKENS_PER_S = 25.0
-"""Far above speech in any script (English 4, Mandarin 8, Thai 15), far below a model that repeats itself without end."""
+"""Far above speech in any script, far below what a model says that repeats itself until it is stopped."""
 MIN_TOKEN_BOUND = 20
 
 

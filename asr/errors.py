@@ -55,7 +55,7 @@ class UnsupportedLanguageError(InputError):
 
 
 class UnsupportedTaskError(InputError):
-    """An English-only model was asked to do something other than transcribe."""
+    """The model was asked to do something that it cannot."""
 
     param = "task"
 
@@ -63,7 +63,7 @@ class UnsupportedTaskError(InputError):
         super().__init__(task)
 
     def __str__(self) -> str:
-        return f"An English-only model cannot {self.args[0]}; use a multilingual model."
+        return f"This model cannot {self.args[0]}: Whisper transcribes, and unless it is English-only, translates."
 
 
 class CheckpointError(AsrError):

@@ -1,8 +1,8 @@
 """When a result looks wrong, what to try next.
 
-First every position of the window, in case the ones left out were missed; then sampling at rising temperatures, which often
-finds a way out where greedy decoding is lost in repetition or in words that the model does not believe in. Temperatures and
-thresholds are those of Radford et al. 2022, section 4.5.
+First every position of the window, in case the ones left out were missed; then sampling at rising temperatures, which
+often finds a way out where greedy decoding is lost in repetition or in words that the model does not believe in.
+Temperatures and thresholds are those of Radford et al. 2022, section 4.5.
 """
 
 from __future__ import annotations

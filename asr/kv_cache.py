@@ -14,8 +14,9 @@ BLOCK = 64
 class KvCache:
     """Keys and values of a batch, where every row has its own length.
 
-    storage: (layers, 2, batch, heads, capacity, head_dim) float32, so that each layer's keys and each layer's values are
-    one contiguous tensor that a graph can read in place. What lies beyond a row's length is ignored by the graph's mask.
+    storage: (layers, 2, batch, heads, capacity, head_dim) float32, so that each layer's keys and each layer's values
+    are one contiguous tensor that a graph can read in place. What lies beyond a row's length is ignored by the graph's
+    mask.
     """
 
     def __init__(self, dims: Dims, batch: int, device: torch.device) -> None:

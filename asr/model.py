@@ -1,11 +1,11 @@
 """The Whisper network (Radford et al. 2022, arXiv:2212.04356) as two graphs that can be exported.
 
 `Encoder` turns log-mel into the cross-attention keys and values of every decoder layer, once per utterance. `Decoder`
-advances any number of tokens per row, for the prompt and for single steps alike. Rows of a batch are independent: each has
-its own length, position and masks, so what shares the batch with a row does not change its result.
+advances any number of tokens per row, for the prompt and for single steps alike. Rows of a batch are independent: each
+has its own length, position and masks, so what shares the batch with a row does not change its result.
 
-Tensors of one decoder layer are separate inputs rather than slices of one stacked tensor: a slice inside an ONNX graph is
-a copy, and the cross-attention keys and values are the largest thing a step reads.
+Tensors of one decoder layer are separate inputs rather than slices of one stacked tensor: a slice inside an ONNX graph
+is a copy, and the cross-attention keys and values are the largest thing a step reads.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class Encoder(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Encode a padded batch.
 
-        mel: (batch, n_mels, 2 * positions) float32; frame_counts: (batch,) int64, the frames of each row that count, the
-        rest being ignored; position_ids: (batch, positions) int64, the place of each position in the window;
+        mel: (batch, n_mels, 2 * positions) float32; frame_counts: (batch,) int64, the frames of each row that count,
+        the rest being ignored; position_ids: (batch, positions) int64, the place of each position in the window;
         attention_bias: (batch, positions) float32, added to the scores of each position as a key, MASKED for padding.
         → for every decoder layer a key (batch, heads, head_dim, positions) and a value (batch, heads, positions,
         head_dim), float32.
@@ -207,8 +207,8 @@ class Decoder(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Advance each row by `steps` tokens.
 
-        tokens: (batch, steps) int64, shorter rows padded at the end with any token; past_lengths: (batch,) int64, tokens
-        already in each row's cache; logit_positions: (batch, n) int64, the steps whose logits are wanted;
+        tokens: (batch, steps) int64, shorter rows padded at the end with any token; past_lengths: (batch,) int64,
+        tokens already in each row's cache; logit_positions: (batch, n) int64, the steps whose logits are wanted;
         cross_bias: (batch, positions) float32, added to the scores of each encoder position, MASKED for padding.
         caches: for every layer self key and value (batch, heads, capacity, head_dim), then for every layer cross key
         (batch, heads, head_dim, positions) and value (batch, heads, positions, head_dim), all float32.

@@ -1,8 +1,8 @@
 """The one seam between the engine and whatever runs a graph.
 
-A Session is one loaded graph with named inputs and outputs. Values are torch tensors on the session's device: a CPU tensor
-shares its memory with NumPy and ONNX Runtime, a CUDA tensor is an address that TensorRT binds, so no implementation has to
-copy. Implementations live in `asr.sessions`.
+A Session is one loaded graph with named inputs and outputs. Values are torch tensors on the session's device: a CPU
+tensor shares its memory with NumPy and ONNX Runtime, a CUDA tensor is an address that TensorRT binds, so no
+implementation has to copy. Implementations live in `asr.sessions`.
 """
 
 from __future__ import annotations

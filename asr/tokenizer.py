@@ -1,8 +1,8 @@
 """Text ↔ tokens, and the special tokens by which a Whisper model is told what to do.
 
 Every Whisper vocabulary is one of two byte-pair vocabularies (GPT-2's for English-only models, 50,256 tokens; the
-multilingual one, 50,257) followed by special tokens whose ids follow from the size of the vocabulary. A byte-pair merge has
-the id of its rank, so the bytes of the tokens are all that encoding needs, whatever file they came from.
+multilingual one, 50,257) followed by special tokens whose ids follow from the size of the vocabulary. A byte-pair merge
+has the id of its rank, so the bytes of the tokens are all that encoding needs, whatever file they came from.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from asr.languages import LANGUAGES
 
 SPLIT_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""  # GPT-2's
 ENGLISH_VOCABULARY = 51_864
+TASKS = ("transcribe", "translate")
 TIMESTAMPS = 1501  # 0.00 s to 30.00 s by 0.02 s
 BRACKETS = '"#()*+/:;<=>@[\\]^_`{|}~「」『』'
 NOTATION = "<< >> <<< >>> -- --- -( -[ (' (\" (( )) ((( ))) [[ ]] {{ }} ♪♪ ♪♪♪"
@@ -89,9 +90,9 @@ class Tokenizer:
             UnsupportedLanguageError, UnsupportedTaskError: the model cannot do it.
         """
         language_token = self.language_token(language)
+        if task not in (TASKS if self.is_multilingual else TASKS[:1]):
+            raise UnsupportedTaskError(task)
         if not self.is_multilingual:  # has no language and task tokens
-            if task != "transcribe":
-                raise UnsupportedTaskError(task)
             return [self.no_timestamps]
         return [language_token, self.transcribe if task == "transcribe" else self.translate, self.no_timestamps]
 

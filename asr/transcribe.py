@@ -19,8 +19,8 @@ async def transcribe_segments(
 ) -> Transcript:
     """Have every segment recognised, all at once, and put them together in the order of the recording.
 
-    Without a language, the longest segment is heard first, and the language detected in it holds for the others: a single
-    cough should not make a recording change its language.
+    Without a language, the longest segment is heard first, and the language detected in it holds for the others: a
+    single cough should not make a recording change its language.
 
     Raises:
         AsrError: what `recognize` raised for the first segment that failed.

@@ -10,7 +10,8 @@ class DecodingOptions:
     """What one utterance is to be decoded with.
 
     language: ISO 639-1 code, or None to detect it; task: "transcribe", or "translate" into English;
-    prompt: text that is taken to have been said before; temperature: 0 takes the likeliest token, above that it is sampled.
+    prompt: text that is taken to have been said before; temperature: 0 takes the likeliest token, above that it is
+    sampled.
     """
 
     language: str | None = None

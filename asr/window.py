@@ -1,11 +1,12 @@
 """Which positions of the model's 30 s window are computed.
 
-Whisper was trained on windows of 30 s, 1500 encoder positions, filled up with silence. Simply leaving the silence out changes
-what the model hears: attention loses what it used to spend on the silence, and short clips come out repeated or cut. So every
-position of speech is kept, with the first second of silence after it, and of the rest every sixteenth position stands for its
-neighbours: it has the positional embedding of its place and counts as often as it stands for others, by adding the logarithm
-of that number to its attention scores (as merged tokens do in Bolya et al. 2022, arXiv:2210.09461, section 3). An utterance of
-5 s costs 375 positions instead of 1500 and reads as if all had been there.
+Whisper was trained on windows of 30 s, 1500 encoder positions, filled up with silence. Simply leaving the silence out
+changes what the model hears: attention loses what it used to spend on the silence, and short clips come out repeated or
+cut. So every position of speech is kept, with the first second of silence after it, and of the rest every sixteenth
+position stands for its neighbours: it has the positional embedding of its place and counts as often as it stands for
+others, by adding the logarithm of that number to its attention scores (as merged tokens do in Bolya et al. 2022,
+arXiv:2210.09461, section 3). An utterance of 5 s costs 376 positions instead of 1500 and reads nearly as if all had
+been there.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ STRIDE_POSITIONS = 16
 class Window:
     """The positions that are computed for one utterance.
 
-    position_ids: (positions,) int64, places in the window; attention_bias: (positions,) float32, natural logarithm of how
-    many positions each stands for.
+    position_ids: (positions,) int64, places in the window; attention_bias: (positions,) float32, natural logarithm of
+    how many positions each stands for.
     """
 
     position_ids: NDArray[np.int64]

@@ -56,8 +56,9 @@ class ModelInfo:
 class Recognizer:
     """Recognises utterances in batches. On a GPU the Serve config gives it one (`num_gpus: 1`).
 
-    `@serve.batch` is the door: it collects what arrives together. Batches for the model are made by the `Batcher` behind it,
-    which takes everything that waits whenever the model is free; `@serve.batch` alone would queue many small batches up.
+    `@serve.batch` is the door: it collects what arrives together. Batches for the model are made by the `Batcher`
+    behind it, which takes everything that waits whenever the model is free; `@serve.batch` alone would queue many small
+    batches up.
     """
 
     def __init__(self, config: RecognizerConfig) -> None:

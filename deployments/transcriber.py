@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from ray import serve
 from ray.exceptions import RayActorError
@@ -19,7 +20,8 @@ from asr.utterance import Utterance
 from deployments.recognizer import ModelInfo
 
 ATTEMPTS = 3
-"""How often a segment is sent to another replica after the one that had it died."""
+"""How often a segment is sent, where the replica that has it dies."""
+RETRY_WAIT_S = 0.5
 
 
 @serve.deployment(
@@ -31,7 +33,7 @@ ATTEMPTS = 3
 class Transcriber:
     """Decodes a recording, finds its speech, and has the segments recognised side by side."""
 
-    async def __init__(self, recognizer: DeploymentHandle) -> None:
+    async def __init__(self, recognizer: DeploymentHandle[Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         self._recognizer = recognizer
         self._model: ModelInfo = await recognizer.describe.remote()
         self._segmenter = Segmenter(self._model.n_mels)
@@ -54,7 +56,12 @@ class Transcriber:
         waveform = decode_audio(content)
         return self._segmenter(waveform), len(waveform) / SAMPLE_RATE
 
-    @retry(retry=retry_if_exception_type(RayActorError), stop=stop_after_attempt(ATTEMPTS), wait=wait_fixed(0.5), reraise=True)
+    @retry(
+        retry=retry_if_exception_type(RayActorError),
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_fixed(RETRY_WAIT_S),
+        reraise=True,
+    )
     async def _recognize(self, utterance: Utterance) -> Recognition:
         recognition: Recognition = await self._recognizer.recognize.remote(utterance)
         return recognition

@@ -9,10 +9,9 @@ __all__ = ["app", "build_app"]
 
 def __getattr__(name: str) -> Any:
     """`app` and `build_app`, made when asked for: the HTTP replica imports this package and needs no model library."""
-    from serve_app import application
+    if name in __all__:
+        from serve_app.application import build_app
+        from serve_app.settings import Settings
 
-    if name == "build_app":
-        return application.build_app
-    if name == "app":
-        return application.build_app(application.Settings())
+        return build_app if name == "build_app" else build_app(Settings())
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -54,7 +54,7 @@ def run(settings: Settings, host: str, port: int) -> None:
     url = f"http://{host}:{port}"
     print(f"Rayscribe serves {settings.model_name} on {url} (API: {url}/docs)", flush=True)  # noqa: T201
     signal.sigwait(STOP_SIGNALS)
-    serve.shutdown()
+    serve.shutdown()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

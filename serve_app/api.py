@@ -95,7 +95,7 @@ def model_object(request: Request, name: str) -> dict[str, Any]:
 
 
 def language_code(language: str | None) -> str | None:
-    """The code of a language that is given as a code ("de"), with a region ("de-CH") or by its English name ("German")."""
+    """The code of a language given as code ("de"), with a region ("de-CH") or by its English name ("German")."""
     if language is None or not language.strip():
         return None
     wanted = language.strip().lower()

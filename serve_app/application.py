@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray.serve import Application
 
 from asr.batcher import BatchLimits
@@ -14,9 +16,15 @@ from serve_app.settings import Settings
 
 def build_app(settings: Settings) -> Application:
     """HTTP → Transcriber (CPU) → Recognizer (model)."""
-    recognizer = Recognizer.bind(recognizer_config(settings))
-    transcriber = Transcriber.bind(recognizer)
-    return Ingress.bind(transcriber, settings.model_name)
+    recognizer = _bind(Recognizer, recognizer_config(settings))
+    transcriber = _bind(Transcriber, recognizer)
+    return _bind(Ingress, transcriber, settings.model_name)
+
+
+def _bind(deployment: Any, *arguments: Any) -> Application:
+    """`deployment.bind`, which type checkers cannot see behind Serve's class decorator."""
+    bound: Application = deployment.bind(*arguments)
+    return bound
 
 
 def recognizer_config(settings: Settings) -> RecognizerConfig:

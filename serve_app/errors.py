@@ -1,7 +1,7 @@
 """The one table from error to HTTP answer, in OpenAI's form: `{"error": {"message", "type", "param", "code"}}`.
 
-The client's fault is explained to it; ours is logged and stays opaque. A client retries 408, 409, 429 and 5xx, so what would
-fail again must not be one of these.
+The client's fault is explained to it; ours is logged and stays opaque. A client retries 408, 409, 429 and 5xx, so what
+would fail again must not be one of these.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
@@ -20,11 +21,12 @@ HEALTH_TIMEOUT_S = 10.0
 class Ingress:
     """Serves the API of `serve_app.api` over a handle to the Transcriber."""
 
-    def __init__(self, transcriber: DeploymentHandle, model_name: str) -> None:
+    def __init__(self, transcriber: DeploymentHandle[Any], model_name: str) -> None:
         self._transcriber = transcriber
         self._model_name = model_name
 
-    def __serve_build_asgi_app__(self) -> FastAPI:  # noqa: N807, PLW3201 (Serve's name for it)
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Serve calls this after the constructor, in the replica."""
         return create_api(self, self._model_name)
 
     async def transcribe(self, content: bytes, options: DecodingOptions) -> Transcript:

@@ -1,10 +1,10 @@
 """CTranslate2 Whisper directories (`model.bin`), the format of the faster-whisper models.
 
-Layout of `model.bin`, binary version 6, little endian (CTranslate2, python/ctranslate2/specs/model_spec.py): u32 version,
-string name, u32 revision, u32 count, then for each variable its string name, u8 rank, u32 dims, u8 data type, u32 bytes,
-data; then u32 aliases and pairs of strings. A string is its u16 length and bytes that end in NUL. Query, key and value of
-self-attention are fused in `linear_0`, key and value of cross-attention in `linear_1`. Integer weights carry a
-`weight_scale` that they are divided by.
+Layout of `model.bin`, binary version 6, little endian (CTranslate2, python/ctranslate2/specs/model_spec.py): u32
+version, string name, u32 revision, u32 count, then for each variable its string name, u8 rank, u32 dims, u8 data type,
+u32 bytes, data; then u32 aliases and pairs of strings. A string is its u16 length and bytes that end in NUL. Query, key
+and value of self-attention are fused in `linear_0`, key and value of cross-attention in `linear_1`. Integer weights
+carry a `weight_scale` that they are divided by.
 """
 
 from __future__ import annotations

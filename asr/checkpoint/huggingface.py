@@ -95,7 +95,10 @@ def _weight_files(directory: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         raise CheckpointError(str(directory), "holds no model.safetensors")
-    files = [directory / name for name in sorted(set(_read_json(index).get("weight_map", {}).values()))]
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(str(index), "lacks 'weight_map'")
+    files = [directory / name for name in sorted(set(weight_map.values()))]
     for path in files:
         if not path.is_file():
             raise CheckpointError(str(path), "is named in the index but missing")

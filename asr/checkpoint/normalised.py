@@ -23,8 +23,8 @@ Weights: TypeAlias = dict[str, Tensor]
 class Checkpoint:
     """A Whisper model on disk.
 
-    name: for logs and file names; files: the weights files, in order; dims: sizes; vocabulary: bytes of every text token,
-    by id; read_weights: reads all parameters, which the caller should do once and only when it has to.
+    name: for logs and file names; files: the weights files, in order; dims: sizes; vocabulary: bytes of every text
+    token, by id; read_weights: reads all parameters, which the caller should do once and only when it has to.
     """
 
     name: str

@@ -23,8 +23,8 @@ def read_openai(path: Path) -> Checkpoint:
     content = _load(path)
     try:
         dims = Dims(**content["dims"])
-        state = content["model_state_dict"]
-    except (KeyError, TypeError) as error:
+        state = dict(content["model_state_dict"])
+    except (KeyError, TypeError, ValueError) as error:
         raise UnsupportedArchitectureError(str(path), f"is no OpenAI Whisper checkpoint ({error})") from error
     return Checkpoint(
         name=path.stem,
