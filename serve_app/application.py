@@ -1,6 +1,6 @@
 """Composition: every deployment of the application and how they are bound together."""
 
-from __future__ import annotations
+# Annotations stay objects in this module: Serve reads the builder's to turn command-line arguments into Settings.
 
 from typing import Any
 
