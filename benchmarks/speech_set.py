@@ -36,6 +36,12 @@ class Group:
     name: str
 
 
+APART = ("digits", "command", "long", "non-speech")
+"""Kinds that are shown apart from every average."""
+PARTS = {
+    "en": Group(-2, f"**English**, clips under {LONG_S:.0f} s, noisy ones included"),
+    "zh": Group(-1, f"**Mandarin**, clips under {LONG_S:.0f} s, noisy ones included"),
+}
 NON_SPEECH = Group(6, "non-speech: invented words")
 
 
@@ -63,6 +69,13 @@ class Clip:
         return (self.text,) if self.alt_text is None else (self.text, self.alt_text)
 
     @property
+    def groups(self) -> tuple[Group, ...]:
+        """The rows of a table that the clip counts in: its own, and for English and Mandarin the sum of several."""
+        part = PARTS.get(self.language or "")
+        counts = self.confidence == "high" and self.duration_s < LONG_S and self.kind not in APART
+        return (part, self.group) if part and counts else (self.group,)
+
+    @property
     def group(self) -> Group:
         """Very short clips, noisy and long ones and those whose text is uncertain are shown apart from the averages."""
         if self.language is None or self.kind == "non-speech":
@@ -78,8 +91,8 @@ class Clip:
         if uncertain:
             return Group(3, language + uncertain)
         if self.language == "en":
-            return Group(0, f"English, clips under {LONG_S:.0f} s")
-        return Group(0 if self.language == "zh" else 1, language)
+            return Group(0, "English, clean")
+        return Group(0, f"{language}, clean") if self.language == "zh" else Group(1, language)
 
 
 def read_speech_set(folder: Path = DEFAULT_SPEECH) -> list[Clip]:

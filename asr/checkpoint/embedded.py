@@ -47,6 +47,11 @@ MODELS = {
 }
 
 
+def weight_files(name: str) -> list[Path]:
+    """The pieces of an installed model's weights, in order; the rest of its directory lies beside the first."""
+    return _parts(MODELS[name])
+
+
 def is_installed(name: str) -> bool:
     return name in MODELS and all(_package(package) is not None for package, _ in MODELS[name].weights)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,11 @@ from torch import Tensor
 from asr.build.artefacts import ensure_artefacts
 from asr.features import SAMPLE_RATE, WINDOW_FRAMES, WINDOW_SAMPLES, LogMel
 from asr.kv_cache import BLOCK, KvCache
-from asr.model import decoder_input_names, decoder_output_names, encoder_input_names, encoder_output_names
+from asr.model import MASKED, decoder_input_names, decoder_output_names, encoder_input_names, encoder_output_names
 from asr.session import Session
 from asr.sessions.onnxruntime import OnnxSession
 from asr.sessions.pytorch import TorchSession
+from asr.window import FRAMES_PER_POSITION, WINDOW_POSITIONS
 from tests.asr.reference import LoadedModel, transformers_model
 
 TOLERANCE = 1e-3
@@ -98,16 +100,38 @@ def cross(sessions: Sessions, windows: Tensor) -> Mapping[str, Tensor]:
     return encode(sessions, windows, [WINDOW_FRAMES, WINDOW_FRAMES])
 
 
-def encode(sessions: Sessions, mel: Tensor, frame_counts: Sequence[int]) -> dict[str, Tensor]:
-    return sessions.encoder.run({"mel": mel.contiguous(), "frame_counts": torch.tensor(frame_counts)})
+def encode(
+    sessions: Sessions,
+    mel: Tensor,
+    frame_counts: Sequence[int],
+    *,
+    position_ids: Tensor | None = None,
+    attention_bias: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Cross keys and values of each row's frames; where nothing else is said, they are the beginning of the window."""
+    batch, positions = len(mel), mel.shape[-1] // FRAMES_PER_POSITION
+    return sessions.encoder.run(
+        {
+            "mel": mel.contiguous(),
+            "frame_counts": torch.tensor(frame_counts),
+            "position_ids": torch.arange(positions).repeat(batch, 1) if position_ids is None else position_ids,
+            "attention_bias": bias_of(frame_counts, positions) if attention_bias is None else attention_bias,
+        }
+    )
+
+
+def bias_of(frame_counts: Sequence[int], positions: int) -> Tensor:
+    """(batch, positions) float32: 0 for the positions that these frames make, MASKED after them."""
+    ends = torch.tensor([positions_of(count) for count in frame_counts])
+    return torch.where(torch.arange(positions) < ends[:, None], 0.0, MASKED)
+
+
+def positions_of(frames: int) -> int:
+    return -(-frames // FRAMES_PER_POSITION)
 
 
 def advance(
-    sessions: Sessions,
-    cache: KvCache,
-    rows: Sequence[Sequence[int]],
-    cross: Mapping[str, Tensor],
-    lengths: Sequence[int],
+    sessions: Sessions, cache: KvCache, rows: Sequence[Sequence[int]], cross: Mapping[str, Tensor], cross_bias: Tensor
 ) -> Tensor:
     """Feed each row its tokens, however many; → the logits of every step, (batch, steps, vocab)."""
     counts = torch.tensor([len(row) for row in rows])
@@ -116,7 +140,7 @@ def advance(
         "tokens": torch.tensor([[*row, *[0] * (steps - len(row))] for row in rows]),
         "past_lengths": cache.lengths,
         "logit_positions": torch.arange(steps).repeat(len(rows), 1),
-        "cross_lengths": torch.tensor(lengths),
+        "cross_bias": cross_bias,
     }
     outputs = sessions.decoder.run({**inputs, **cache.tensors(), **cross})
     cache.append(outputs["new_kv"], counts)
@@ -159,18 +183,18 @@ def test_logits_of_prompts_and_steps(
         for row, (prompt, more) in enumerate(zip(prompts, continuations, strict=True))
     ]
     cache = KvCache(model.dims, 2, CPU)
-    positions = [WINDOW_FRAMES // 2] * 2
+    bias = torch.zeros(2, WINDOW_POSITIONS)
 
-    logits = advance(sessions, cache, prompts, cross, positions)
+    logits = advance(sessions, cache, prompts, cross, bias)
     for row, prompt in enumerate(prompts):
         torch.testing.assert_close(logits[row, : len(prompt)], expected[row][0, : len(prompt)], rtol=0, atol=TOLERANCE)
     for step in range(3):
-        logits = advance(sessions, cache, [[more[step]] for more in continuations], cross, positions)
+        logits = advance(sessions, cache, [[more[step]] for more in continuations], cross, bias)
         for row, prompt in enumerate(prompts):
             torch.testing.assert_close(logits[row, 0], expected[row][0, len(prompt) + step], rtol=0, atol=TOLERANCE)
     cache.keep(torch.tensor([1]))
     second_row = {name: value[1:].contiguous() for name, value in cross.items()}
-    logits = advance(sessions, cache, [continuations[1][3:]], second_row, positions[1:])
+    logits = advance(sessions, cache, [continuations[1][3:]], second_row, bias[1:])
     torch.testing.assert_close(logits[0], expected[1][0, len(prompts[1]) + 3 :], rtol=0, atol=TOLERANCE)
 
 
@@ -180,7 +204,7 @@ def test_greedy_decoding_of_real_speech(model: LoadedModel, sessions: Sessions, 
     cache = KvCache(model.dims, 1, CPU)
     fed, tokens = start(model), []
     for _ in range(10):
-        logits = advance(sessions, cache, [fed], cross, [250])
+        logits = advance(sessions, cache, [fed], cross, torch.zeros(1, 250))
         fed = [int(logits[0, -1].argmax())]
         tokens += fed
 
@@ -201,9 +225,9 @@ def padded_batch(windows: Tensor) -> Tensor:
     return batch
 
 
-def positions_of(cross: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
+def own_positions(cross: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
     """Keys and values of one row up to its length."""
-    count = -(-FRAME_COUNTS[row] // 2)
+    count = positions_of(FRAME_COUNTS[row])
     return {
         name: value[row : row + 1, :, :, :count] if "key" in name else value[row : row + 1, :, :count]
         for name, value in cross.items()
@@ -220,7 +244,7 @@ def test_a_padded_row_is_encoded_as_if_alone(torch_sessions: Sessions, padded_ba
     together = encode(torch_sessions, padded_batch, FRAME_COUNTS)
 
     for row in range(len(FRAME_COUNTS)):
-        part, single = positions_of(together, row), row_alone(torch_sessions, padded_batch, row)
+        part, single = own_positions(together, row), row_alone(torch_sessions, padded_batch, row)
         assert part.keys() == single.keys()
         for name, value in single.items():
             torch.testing.assert_close(part[name], value, rtol=0, atol=1e-4)
@@ -230,7 +254,7 @@ def test_a_padded_row_is_encoded_as_if_alone_in_int8(int8_sessions: Sessions, pa
     together = encode(int8_sessions, padded_batch, FRAME_COUNTS)
 
     for row in range(len(FRAME_COUNTS)):
-        part, single = positions_of(together, row), row_alone(int8_sessions, padded_batch, row)
+        part, single = own_positions(together, row), row_alone(int8_sessions, padded_batch, row)
         for name, value in single.items():
             assert relative_error(part[name], value) < INT8_ROW_TOLERANCE, name
 
@@ -239,13 +263,41 @@ def test_cross_positions_beyond_a_rows_length_do_not_matter(
     model: LoadedModel, sessions: Sessions, padded_batch: Tensor
 ) -> None:
     cross = encode(sessions, padded_batch, FRAME_COUNTS)
-    lengths = [-(-count // 2) for count in FRAME_COUNTS]
-    together = advance(sessions, KvCache(model.dims, 3, CPU), [start(model)] * 3, cross, lengths)
+    bias = bias_of(FRAME_COUNTS, positions_of(max(FRAME_COUNTS)))
+    together = advance(sessions, KvCache(model.dims, 3, CPU), [start(model)] * 3, cross, bias)
 
-    for row, length in enumerate(lengths):
-        own = {name: value.contiguous() for name, value in positions_of(cross, row).items()}
-        single = advance(sessions, KvCache(model.dims, 1, CPU), [start(model)], own, [length])
+    for row, frames in enumerate(FRAME_COUNTS):
+        own = {name: value.contiguous() for name, value in own_positions(cross, row).items()}
+        single = advance(
+            sessions, KvCache(model.dims, 1, CPU), [start(model)], own, torch.zeros(1, positions_of(frames))
+        )
         torch.testing.assert_close(together[row : row + 1], single, rtol=0, atol=TOLERANCE)
+
+
+# --- a position may stand for others
+
+
+def test_a_position_with_the_logarithm_of_two_counts_twice(model: LoadedModel, sessions: Sessions) -> None:
+    """Silence, in which a position differs from its neighbours by its place alone: one place twice, or once for two."""
+    silence = torch.full((1, model.dims.n_mels, 2 * 40), -1.0)
+    places = torch.cat((torch.arange(0, 31), torch.arange(30, 39)))
+    once = torch.cat((torch.arange(0, 30), torch.arange(31, 40)))
+    bias = torch.zeros(1, 39)
+    bias[0, 30] = math.log(2)
+
+    twice = encode(sessions, silence, [80], position_ids=places[None])
+    counted = encode(sessions, silence[:, :, 2:], [78], position_ids=places[once][None], attention_bias=bias)
+    for name, value in counted.items():
+        dimension = 3 if "key" in name else 2
+        torch.testing.assert_close(value, twice[name].index_select(dimension, once), rtol=0, atol=TOLERANCE)
+
+    heard = [
+        advance(sessions, KvCache(model.dims, 1, CPU), [start(model)], cross, cross_bias)
+        for cross, cross_bias in ((twice, torch.zeros(1, 40)), (counted, bias))
+    ]
+    torch.testing.assert_close(*heard, rtol=0, atol=TOLERANCE)
+    uncounted = advance(sessions, KvCache(model.dims, 1, CPU), [start(model)], counted, torch.zeros(1, 39))
+    assert (uncounted - heard[0]).abs().max() > 10 * TOLERANCE
 
 
 # --- exported graphs against the modules
@@ -256,8 +308,14 @@ def test_exported_encoder(
     torch_sessions: Sessions, onnx_sessions: Sessions, windows: Tensor, batch: int, frames: int
 ) -> None:
     mel = windows[torch.arange(batch) % 2, :, -frames:]
-    counts = [max(1, frames - 7 * row) for row in range(batch)]
-    expected, actual = encode(torch_sessions, mel, counts), encode(onnx_sessions, mel, counts)
+    counts, positions = [max(1, frames - 7 * row) for row in range(batch)], frames // FRAMES_PER_POSITION
+    generator = torch.Generator().manual_seed(0)
+    places = torch.stack([torch.randperm(WINDOW_POSITIONS, generator=generator)[:positions] for _ in range(batch)])
+    bias = bias_of(counts, positions) + torch.rand(batch, positions, generator=generator)
+    expected, actual = (
+        encode(exported, mel, counts, position_ids=places, attention_bias=bias)
+        for exported in (torch_sessions, onnx_sessions)
+    )
 
     assert expected.keys() == actual.keys()
     for name, value in expected.items():
@@ -284,7 +342,8 @@ def test_exported_decoder(
         "tokens": torch.randint(dims.n_vocab, (batch, steps), generator=generator),
         "past_lengths": (past - torch.arange(batch)).clamp(min=0),
         "logit_positions": torch.randint(steps, (batch, wanted), generator=generator),
-        "cross_lengths": (positions - torch.arange(batch)).clamp(min=1),
+        "cross_bias": bias_of([2 * max(1, positions - row) for row in range(batch)], positions)
+        + torch.rand(batch, positions, generator=generator),
     }
     for layer in range(dims.n_text_layer):
         shapes = {"cross_key": (dims.head_dim, positions), "cross_value": (positions, dims.head_dim)}

@@ -113,16 +113,20 @@ def test_a_run_is_scored_by_group_in_the_order_of_a_table() -> None:
         score_text(clip("one", kind="digits"), "1"),
         score_text(clip("the cat sat"), "the cat sat"),
         score_failure(clip("on the mat"), "no audio"),
+        score_text(clip("ice cream", kind="noisy"), "ice scream"),
         score_text(clip("你好", "zh"), "您好"),
     )
     scores = Run("base", "int8", results, wall_s=6.0).scores()
     assert [(group.name, score) for group, score in scores.items()] == [
-        ("English, clips under 60 s", Score(3, 6)),
-        ("Mandarin", Score(1, 2)),
+        ("**English**, clips under 60 s, noisy ones included", Score(4, 8)),
+        ("**Mandarin**, clips under 60 s, noisy ones included", Score(1, 2)),
+        ("English, clean", Score(3, 6)),
+        ("Mandarin, clean", Score(1, 2)),
+        ("English noisy", Score(1, 2)),
         ("English digits and commands", Score(0, 1)),
         ("non-speech: invented words", Score(2, 0)),
     ]
-    assert Run("base", "int8", results, wall_s=6.0).audio_s_per_s == 2.5
+    assert Run("base", "int8", results, wall_s=6.0).audio_s_per_s == 3.0
 
 
 def test_rate_where_nothing_was_said() -> None:
@@ -151,15 +155,15 @@ def test_every_word_heard_in_non_speech_is_invented(heard: str, words: int) -> N
 @pytest.mark.parametrize(
     ("changes", "group"),
     [
-        ({}, "English, clips under 60 s"),
-        ({"kind": "telephony"}, "English, clips under 60 s"),
+        ({}, "English, clean"),
+        ({"kind": "telephony"}, "English, clean"),
         ({"confidence": "medium"}, "English, text uncertain"),
         ({"kind": "noisy"}, "English noisy"),
         ({"kind": "digits"}, "English digits and commands"),
         ({"kind": "command", "confidence": "medium"}, "English digits and commands"),
         ({"kind": "long", "duration_s": 200.0}, "long recording a"),
         ({"duration_s": 60.0}, "long recording a"),
-        ({"language": "zh"}, "Mandarin"),
+        ({"language": "zh"}, "Mandarin, clean"),
         ({"language": "zh", "kind": "broadcast", "confidence": "medium"}, "Mandarin, text uncertain"),
         ({"language": "zh", "kind": "noisy"}, "Mandarin noisy"),
         ({"language": "sv"}, "Swedish"),
