@@ -8,12 +8,15 @@ from collections.abc import Iterator
 import av
 import numpy as np
 from av.audio.frame import AudioFrame
+from av.audio.layout import AudioLayout
 from av.audio.resampler import AudioResampler
 from numpy.typing import NDArray
 
 from asr.errors import AudioDecodeError
 from asr.features import SAMPLE_RATE
 
+LOWEST_RATE, HIGHEST_RATE = 4_000, 768_000
+"""Hz. Resampling from a forged rate would take hours or gigabytes."""
 SILENT_CHANNEL = 0.01
 """A channel below this share of the loudest one's level carries no speech of its own and would only dilute it."""
 CANCELLATION = 0.25
@@ -32,7 +35,9 @@ def decode_audio(content: bytes) -> NDArray[np.float32]:
         raise AudioDecodeError("it is empty (0 bytes)")
     try:
         # Playlists and the like would name other files: the upload itself is all that may be read.
-        container = av.open(io.BytesIO(content), mode="r", options={"protocol_whitelist": "none"})
+        container = av.open(
+            io.BytesIO(content), mode="r", options={"protocol_whitelist": "none"}, metadata_errors="replace"
+        )
     except (av.FFmpegError, ValueError) as error:
         raise AudioDecodeError("its format is not recognised as audio or video, or it is damaged") from error
     with container:
@@ -46,7 +51,7 @@ def decode_audio(content: bytes) -> NDArray[np.float32]:
 
 def _decode_blocks(container: av.container.InputContainer) -> Iterator[NDArray[np.float32]]:
     """Blocks of (channels, samples) at 16 kHz, all with the channels of the first frame."""
-    resampler: AudioResampler | None = None
+    resampler = _Resampler()
     decoded, failure = 0, None
     try:
         for packet in container.demux(container.streams.audio[0]):
@@ -56,22 +61,48 @@ def _decode_blocks(container: av.container.InputContainer) -> Iterator[NDArray[n
                 failure = error
                 continue
             for frame in frames:
-                if resampler is None:
-                    resampler = AudioResampler("fltp", frame.layout, SAMPLE_RATE)
                 decoded += 1
-                yield from _samples(resampler, frame)
+                yield from resampler.resample(frame)
     except av.FFmpegError as error:  # a damaged container: what came before it counts
         failure = error
-    if resampler is not None:
-        yield from _samples(resampler, None)
+    yield from resampler.flush()
     if not decoded and failure is not None:
         raise AudioDecodeError("its audio track is damaged or in a codec that is not supported") from failure
 
 
-def _samples(resampler: AudioResampler, frame: AudioFrame | None) -> Iterator[NDArray[np.float32]]:
-    """What the resampler has for this frame, or at its end; (channels, samples) each."""
-    for block in resampler.resample(frame):
-        yield np.asarray(block.to_ndarray(), np.float32)
+class _Resampler:
+    """Frames → blocks of (channels, samples) at 16 kHz, also where rate or channels change on the way."""
+
+    def __init__(self) -> None:
+        self._resampler: AudioResampler | None = None
+        self._input: tuple[str, str, int] | None = None
+        self._layout: AudioLayout | None = None
+
+    def resample(self, frame: AudioFrame) -> Iterator[NDArray[np.float32]]:
+        """
+        Raises:
+            AudioDecodeError: the sample rate is not one of a recording.
+        """
+        kind = (frame.format.name, frame.layout.name, frame.sample_rate)
+        if kind != self._input:
+            if not LOWEST_RATE <= frame.sample_rate <= HIGHEST_RATE:
+                raise AudioDecodeError(f"its sample rate of {frame.sample_rate} Hz is not that of a recording")
+            yield from self.flush()
+            self._input, self._layout = kind, self._layout or frame.layout
+            self._resampler = AudioResampler("fltp", self._layout, SAMPLE_RATE)
+        yield from self._blocks(frame)
+
+    def flush(self) -> Iterator[NDArray[np.float32]]:
+        """What is still under way."""
+        yield from self._blocks(None)
+        self._resampler = None
+
+    def _blocks(self, frame: AudioFrame | None) -> Iterator[NDArray[np.float32]]:
+        if self._resampler is not None:
+            for block in self._resampler.resample(frame):
+                # Float formats can hold anything: a single NaN would spread over a whole segment.
+                samples = np.nan_to_num(np.asarray(block.to_ndarray(), np.float32), nan=0.0)
+                yield np.clip(samples, -1.0, 1.0)
 
 
 def downmix(channels: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -58,6 +58,8 @@ class Batcher:
 
     def submit(self, utterance: Utterance) -> Future[Recognition]:
         """A future with the result, or with the utterance's own error. Cancelling it drops what has not begun."""
+        if utterance.log_mel.ndim != 2:  # has no frames to make a batch by
+            raise RecognitionError(f"features of shape {utterance.log_mel.shape}")
         job = _Job(utterance, Future())
         with self._changed:
             if self._closed:
@@ -67,13 +69,16 @@ class Batcher:
         return job.future
 
     def close(self) -> None:
-        """Finish the batch that is running and refuse what waits."""
+        """Finish the batch that is running and refuse what waits; a result that was to be tried again stands."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self._thread.join()
         for job in self._waiting:
-            job.fail(RecognitionError("the recogniser is shutting down"))
+            if job.attempts:
+                job.succeed(best(job.attempts))
+            else:
+                job.fail(RecognitionError("the recogniser is shutting down"))
 
     def _run(self) -> None:
         while jobs := self._next_batch():
@@ -110,7 +115,10 @@ class Batcher:
 
     def _results(self, jobs: Sequence[_Job]) -> Sequence[Recognition | AsrError]:
         try:
-            return self._recognize([job.utterance for job in jobs])
+            results = self._recognize([job.utterance for job in jobs])
+            if len(results) != len(jobs):
+                raise RuntimeError(f"{len(results)} results for {len(jobs)} utterances")
+            return results
         except Exception as error:  # noqa: BLE001 (the thread must outlive whatever a batch does to it)
             return [RecognitionError(repr(error))] * len(jobs)
 

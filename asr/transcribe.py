@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from asr.segments import Segment
 from asr.transcript import DecodingOptions, Recognition, Transcript, TranscriptSegment
 from asr.utterance import Utterance
+
+LANGUAGES_WITHOUT_BLANKS = ("zh", "yue", "ja", "th", "lo", "km", "my", "bo")
+"""Whose scripts put nothing between words or sentences."""
 
 Recognize: TypeAlias = Callable[[Utterance], Awaitable[Recognition]]
 
@@ -35,22 +38,32 @@ async def transcribe_segments(
         done[longest] = await heard(segments[longest], options)
         options = replace(options, language=done[longest].language)
     waiting = [index for index in range(len(segments)) if index not in done]
-    results = await asyncio.gather(*(heard(segments[index], options) for index in waiting))
-    done.update(zip(waiting, results, strict=True))
-    return _assemble(segments, [done[index] for index in range(len(segments))], duration_s, options.language)
+    done.update(zip(waiting, await _gather(heard(segments[index], options) for index in waiting), strict=True))
+    return _assembled(segments, [done[index] for index in range(len(segments))], duration_s, options.language)
 
 
-def _assemble(
+async def _gather(calls: Iterable[Awaitable[Recognition]]) -> list[Recognition]:
+    """All results, or the first error, which spares the others the work that nobody waits for any more."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _assembled(
     segments: Sequence[Segment], recognitions: Sequence[Recognition], duration_s: float, language: str | None
 ) -> Transcript:
     said = tuple(
         TranscriptSegment(segment.start_s, segment.end_s, recognition)
         for segment, recognition in zip(segments, recognitions, strict=True)
     )
+    language = language or (recognitions[0].language if recognitions else None)
+    between = "" if language in LANGUAGES_WITHOUT_BLANKS else " "
     return Transcript(
-        # The model begins a word with a blank where its script has blanks, so that segments join without more.
-        text="".join(recognition.text for recognition in recognitions).strip(),
-        language=language or (recognitions[0].language if recognitions else None),
+        text=between.join(filter(None, (recognition.text.strip() for recognition in recognitions))),
+        language=language,
         duration_s=duration_s,
         segments=said,
     )

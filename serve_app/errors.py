@@ -7,6 +7,7 @@ would fail again must not be one of these.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,9 +67,10 @@ async def http_error(_: Request, error: Exception) -> Response:
 
 
 async def overloaded(_: Request, error: Exception) -> Response:
-    del error
+    assert isinstance(error, BackPressureError)
     message = "The server is at its limit; try again in a moment."
-    return error_response(429, message, error_type="rate_limit_error", headers={"Retry-After": str(RETRY_AFTER_S)})
+    headers = {"Retry-After": str(math.ceil(error.retry_after_s or RETRY_AFTER_S))}
+    return error_response(429, message, error_type="rate_limit_error", headers=headers)
 
 
 async def server_error(_: Request, error: Exception) -> Response:

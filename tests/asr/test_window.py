@@ -18,8 +18,8 @@ from asr.window import DENSE_SILENCE_POSITIONS, STRIDE_POSITIONS, WINDOW_POSITIO
 from tests.asr.reference import LoadedModel
 
 SPANS_S = [(0.1, 4.67), (6.37, 8.5), (8.5, 13.17), (13.17, 18.85), (16.87, 20.62), (17.32, 24.4), (20.62, 26.15)]
-"""From pause to pause of the recording. Among them are some that come out wrong if the silence after them is left out, or
-computed at every sixteenth position without the bias: six and one for base, all but one and one for tiny.en."""
+"""From pause to pause of the recording. Some of them come out wrong, with either model, where the silence after
+them is left out, or sampled without a bias."""
 
 
 def counts(frames: int) -> NDArray[np.float64]:
@@ -48,7 +48,7 @@ def test_a_window_full_of_speech_is_a_full_window() -> None:
 
 
 def test_speech_and_a_second_are_kept_and_every_sixteenth_position_after_them() -> None:
-    """5 s are 250 positions; with the second after them, 300. The rest, 300 to 1498, is 74 groups of 16 and one of 15."""
+    """5 s are 250 positions, 300 with the second after them; 300 to 1498 are 74 groups of 16 and one of 15."""
     window = window_for(500)
     groups = [*range(308, 1492, 16), 1491]
 

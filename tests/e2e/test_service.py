@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import time
 import wave
@@ -12,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
-import jiwer
 import numpy as np
 import openai
 import pytest
@@ -40,7 +40,7 @@ def transcribe(client: httpx.Client, content: bytes, **fields: str) -> httpx.Res
 
 
 def words(text: str) -> str:
-    return jiwer.Compose([jiwer.ToLowerCase(), jiwer.RemovePunctuation(), jiwer.RemoveMultipleSpaces(), jiwer.Strip()])(text)
+    return " ".join(re.findall(r"[a-z']+", text.lower()))
 
 
 def test_the_right_words_come_back(client: httpx.Client, speech: NDArray[np.float32]) -> None:
@@ -51,8 +51,8 @@ def test_the_right_words_come_back(client: httpx.Client, speech: NDArray[np.floa
 
 def test_an_unmodified_openai_client_works(base_url: str, speech: NDArray[np.float32]) -> None:
     with openai.OpenAI(base_url=f"{base_url}/v1", api_key="none") as client:
-        content = wav(speech[: 6 * SAMPLE_RATE])
-        transcription = client.audio.transcriptions.create(file=("speech.wav", content), model="whisper-1", language="en")
+        file = ("speech.wav", wav(speech[: 6 * SAMPLE_RATE]))
+        transcription = client.audio.transcriptions.create(file=file, model="whisper-1", language="en")
         assert words(transcription.text).startswith("it was the best of times")
         with pytest.raises(openai.BadRequestError, match="not recognised as audio"):
             client.audio.transcriptions.create(file=("speech.wav", b"no audio at all"), model="whisper-1")

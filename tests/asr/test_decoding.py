@@ -1,0 +1,365 @@
+"""The rules of decoding in exact numbers, with a model that says what it is told to; and openai-whisper's results."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pytest
+import torch
+import whisper
+from numpy.typing import NDArray
+from torch import Tensor
+from whisper.decoding import DecodingOptions as OpenAIOptions
+from whisper.decoding import DecodingResult
+from whisper.model import ModelDimensions, Whisper
+
+from asr.checkpoint.vocabulary import published_vocabulary
+from asr.decoding import BatchDecoder, Encoded, compression_ratio
+from asr.engine import Engine
+from asr.errors import RecognitionError
+from asr.features import SAMPLE_RATE, WINDOW_FRAMES, LogMel, padded
+from asr.model import (
+    Dims,
+    decoder_input_names,
+    decoder_output_names,
+    encoder_input_names,
+    encoder_output_names,
+)
+from asr.sessions.pytorch import TorchSession
+from asr.tokenizer import Tokenizer
+from asr.transcript import DecodingOptions, Recognition
+from asr.utterance import Utterance
+from tests.asr.reference import LoadedModel
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*tiktoken:pytest.PytestUnraisableExceptionWarning")  # whisper's files
+
+CPU = torch.device("cpu")
+DIMS = Dims(80, 1500, 1, 1, 1, 51_865, 448, 1, 1, 1)
+ENGLISH_DIMS = dataclasses.replace(DIMS, n_vocab=51_864)
+
+Script: TypeAlias = Mapping[int, Mapping[int, float]]
+"""What a row's model hears: token that was read → probability of each token after it."""
+
+
+class ScriptedSession:
+    """A decoder that reads from a script. Each row has its number in its cross-attention bias."""
+
+    device = CPU
+
+    def __init__(self, n_vocab: int, *scripts: Script) -> None:
+        self.n_vocab = n_vocab
+        self.scripts = scripts
+        self.batches: list[list[int]] = []
+        self.read: dict[int, list[int]] = {row: [] for row in range(len(scripts))}
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        tokens, wanted = inputs["tokens"], inputs["logit_positions"]
+        rows = inputs["cross_bias"][:, 0].int().tolist()
+        logits = torch.full((*wanted.shape, self.n_vocab), -torch.inf)
+        for index, row in enumerate(rows):
+            length = int(wanted[index].max()) + 1
+            self.read[row] = self.read[row][: int(inputs["past_lengths"][index])] + tokens[index, :length].tolist()
+            for place, position in enumerate(wanted[index].tolist()):
+                for token, probability in self.scripts[row][int(tokens[index, position])].items():
+                    logits[index, place, token] = math.log(probability)
+        self.batches.append(rows)
+        return {"logits": logits, "new_kv": torch.zeros(1, 2, len(rows), 1, tokens.shape[1], 1)}
+
+
+def encoded(rows: int) -> Encoded:
+    return Encoded({"number": torch.arange(rows)}, torch.arange(rows, dtype=torch.float32)[:, None])
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return tokenizer_of(DIMS)
+
+
+def tokenizer_of(dims: Dims) -> Tokenizer:
+    vocabulary = published_vocabulary(dims.n_vocab)
+    assert vocabulary is not None
+    return Tokenizer(vocabulary, dims.n_vocab)
+
+
+class Words:
+    """Some tokens of the multilingual vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.start, self.end, self.begin = tokenizer.sot, tokenizer.eot, tokenizer.no_timestamps
+        self.a, self.b, self.c = (tokenizer.encode(word)[0] for word in (" good", " day", " all"))
+        self.blank = tokenizer.encode(" ")[0]
+        self.heard = {self.start: {tokenizer.no_speech: 0.25, self.a: 0.75}}  # speech, by three to one
+
+    def all_of(self, words: Sequence[int], probability: float = 1.0) -> Script:
+        """The script that says these words, each with this probability where `c` is the only other, and ends."""
+        chain = zip([self.begin, *words], words, strict=False)
+        said = {token: {after: probability, self.c: max(1.0 - probability, 1e-30)} for token, after in chain}
+        return {**self.heard, **said, words[-1]: {self.end: 1.0}}
+
+
+@pytest.fixture(scope="module")
+def say(tokenizer: Tokenizer) -> Words:
+    return Words(tokenizer)
+
+
+def decode(
+    tokenizer: Tokenizer,
+    *scripts: Script,
+    options: DecodingOptions = DecodingOptions(),
+    seconds: float = 1.0,
+) -> list[Recognition]:
+    decoder = BatchDecoder(ScriptedSession(DIMS.n_vocab, *scripts), tokenizer, DIMS)
+    rows = len(scripts)
+    return decoder.decode(encoded(rows), [options] * rows, ["en"] * rows, [seconds] * rows)
+
+
+# --- what is said
+
+
+def test_the_likeliest_tokens_up_to_the_end(tokenizer: Tokenizer, say: Words) -> None:
+    script = {
+        **say.heard,
+        say.begin: {say.a: 0.5, say.b: 0.3, say.c: 0.2},
+        say.a: {say.b: 0.6, say.end: 0.4},
+        say.b: {say.end: 0.9, say.c: 0.1},
+    }
+    [heard] = decode(tokenizer, script)
+
+    assert heard.text == " good day"
+    assert heard.tokens == (say.a, say.b)
+    assert heard.complete
+    assert heard.language == "en"
+    assert heard.temperature == 0.0
+    assert heard.avg_logprob == pytest.approx((math.log(0.5) + math.log(0.6) + math.log(0.9)) / 3, rel=1e-6)
+    assert heard.no_speech_prob == pytest.approx(0.25)
+    assert heard.compression_ratio == compression_ratio(" good day")
+
+
+def test_neither_a_blank_nor_the_end_comes_first(tokenizer: Tokenizer, say: Words) -> None:
+    """What is suppressed leaves its probability to the others: 0.1 of 0.1 + 0.05 for the first token."""
+    script = {
+        **say.heard,
+        say.begin: {say.blank: 0.5, say.end: 0.35, say.a: 0.1, say.b: 0.05},
+        say.a: {say.blank: 0.8, say.end: 0.2},
+        say.blank: {say.end: 1.0},
+    }
+    [heard] = decode(tokenizer, script)
+
+    assert heard.tokens == (say.a, say.blank)
+    assert heard.avg_logprob == pytest.approx((math.log(0.1 / 0.15) + math.log(0.8) + math.log(1.0)) / 3, rel=1e-6)
+
+
+def test_what_nobody_speaks_is_never_said(tokenizer: Tokenizer, say: Words) -> None:
+    """Special tokens but the end, and the tokens of annotations, wherever they come."""
+    [bracket], note = tokenizer.encode(" ["), tokenizer.encode("♪")[0]
+    unspoken = (bracket, note, *range(tokenizer.sot, tokenizer.n_vocab))
+    share = 0.9 / len(unspoken)
+    loud = dict.fromkeys(unspoken, share)
+    script = {
+        **say.heard,
+        say.begin: {**loud, bracket: 0.5, say.a: 0.05},
+        say.a: {**loud, tokenizer.timestamp_begin: 0.5, say.b: 0.03, say.end: 0.02},
+        say.b: {**loud, tokenizer.no_speech: 0.5, say.end: 0.04},
+    }
+    [heard] = decode(tokenizer, script)
+
+    assert heard.tokens == (say.a, say.b)
+    assert heard.avg_logprob == pytest.approx(math.log(0.6) / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize(("seconds", "bound"), [(0.0, 20), (1.0, 45), (2.5, 82), (30.0, 224)])
+def test_a_model_without_end_is_stopped(tokenizer: Tokenizer, say: Words, seconds: float, bound: int) -> None:
+    script = {**say.heard, say.begin: {say.a: 1.0}, say.a: {say.a: 0.5, say.b: 0.25, say.end: 0.25}}
+    [heard] = decode(tokenizer, script, seconds=seconds)
+
+    assert heard.tokens == (say.a,) * bound
+    assert not heard.complete
+    assert heard.avg_logprob == pytest.approx((bound - 1) * math.log(0.5) / (bound + 1), rel=1e-6)
+
+
+def test_an_end_at_the_bound_is_an_end(tokenizer: Tokenizer, say: Words) -> None:
+    """20 tokens are allowed: the end may be the twentieth, not the twenty-first."""
+    short, long = decode(tokenizer, say.all_of(range(1000, 1019)), say.all_of(range(1000, 1020)), seconds=0.0)
+
+    assert (short.tokens, short.complete) == (tuple(range(1000, 1019)), True)
+    assert (long.tokens, long.complete) == (tuple(range(1000, 1020)), False)
+
+
+# --- the prompt
+
+
+def test_a_prompt_comes_before_the_start(tokenizer: Tokenizer, say: Words) -> None:
+    """The probability of no speech is that after the start of the transcript, wherever that is."""
+    script = {
+        say.start: {tokenizer.no_speech: 0.125, say.a: 0.875},
+        say.begin: {say.a: 1.0},
+        say.a: {say.end: 1.0},
+    }
+    session = ScriptedSession(DIMS.n_vocab, script, script)
+    options = [DecodingOptions(prompt="  Hello there. \n"), DecodingOptions(prompt=" \t")]
+    prompted, plain = BatchDecoder(session, tokenizer, DIMS).decode(encoded(2), options, ["de", "en"], [1.0, 1.0])
+
+    told = [tokenizer.sot, *tokenizer.task_tokens("de", "transcribe")]
+    assert session.read[0] == [tokenizer.sot_prev, *tokenizer.encode(" Hello there."), *told, say.a]
+    assert session.read[1] == [tokenizer.sot, *tokenizer.task_tokens("en", "transcribe"), say.a]
+    assert [prompted.no_speech_prob, plain.no_speech_prob] == pytest.approx([0.125, 0.125])
+    assert prompted.tokens == plain.tokens == (say.a,)
+    assert (prompted.language, plain.language) == ("de", "en")
+
+
+def test_of_a_long_prompt_the_end_counts(tokenizer: Tokenizer, say: Words) -> None:
+    """Half of the context is for what was said before, one token of it for the mark that it was."""
+    prompt = " ".join(f"word{number}" for number in range(300))
+    script = {**say.heard, say.begin: {say.a: 1.0}, say.a: {say.a: 1.0}}
+    session = ScriptedSession(DIMS.n_vocab, script)
+    decoder = BatchDecoder(session, tokenizer, DIMS)
+    [heard] = decoder.decode(encoded(1), [DecodingOptions(prompt=prompt)], ["en"], [30.0])
+
+    assert session.read[0][:224] == [tokenizer.sot_prev, *tokenizer.encode(" " + prompt)[-223:]]
+    assert session.read[0][224] == tokenizer.sot
+    assert len(session.read[0]) <= DIMS.n_text_ctx
+    assert len(heard.tokens) == DIMS.n_text_ctx - 224 - 4
+
+
+def test_an_english_model_has_no_language_and_task() -> None:
+    tokenizer = tokenizer_of(ENGLISH_DIMS)
+    say = Words(tokenizer)
+    session = ScriptedSession(ENGLISH_DIMS.n_vocab, {**say.heard, say.begin: {say.a: 1.0}, say.a: {say.end: 1.0}})
+    decoder = BatchDecoder(session, tokenizer, ENGLISH_DIMS)
+    [heard] = decoder.decode(encoded(1), [DecodingOptions()], ["en"], [1.0])
+
+    assert session.read[0] == [tokenizer.sot, tokenizer.no_timestamps, say.a]
+    assert heard.text == " good"
+    assert decoder.detect_languages(encoded(3)) == ["en"] * 3
+
+
+# --- rows of a batch
+
+
+def test_rows_that_end_early_keep_their_results(tokenizer: Tokenizer, say: Words) -> None:
+    """Six rows end one after another; when half of a batch has ended, the others go on in a smaller one."""
+    lengths, languages = [1, 9, 2, 6, 1, 3], ["en", "de", "fr", "es", "it", "ja"]
+    words = [range(1000 + 100 * row, 1000 + 100 * row + length) for row, length in enumerate(lengths)]
+    silence = [{say.start: {tokenizer.no_speech: (row + 1) / 10, say.a: 0.9 - row / 10}} for row in range(6)]
+    scripts = [{**say.all_of(said, 0.9), **silent} for said, silent in zip(words, silence, strict=True)]
+    session = ScriptedSession(DIMS.n_vocab, *scripts)
+    heard = BatchDecoder(session, tokenizer, DIMS).decode(encoded(6), [DecodingOptions()] * 6, languages, [9.0] * 6)
+
+    for row, (result, said) in enumerate(zip(heard, words, strict=True)):
+        assert result.tokens == tuple(said)
+        assert result.complete
+        assert result.language == languages[row]
+        assert result.avg_logprob == pytest.approx(len(said) * math.log(0.9) / (len(said) + 1), rel=1e-5)
+        assert result.no_speech_prob == pytest.approx((row + 1) / 10)
+        assert session.read[row][4 : 4 + len(said)] == list(said)
+    every_row, longest_three = [0, 1, 2, 3, 4, 5], [1, 3, 5]
+    assert session.batches == [every_row] * 3 + [longest_three] * 4 + [[1]] * 3
+
+
+def test_rows_decode_as_they_do_alone(tokenizer: Tokenizer, say: Words) -> None:
+    """Sampling too: what a row draws does not depend on who draws beside it."""
+    spread = {say.a: 0.35, say.b: 0.3, say.c: 0.3, say.end: 0.05}
+    script = {**say.heard, **dict.fromkeys((say.begin, say.a, say.b, say.c), spread)}
+    sampled = DecodingOptions(temperature=1.0)
+    [alone] = decode(tokenizer, script, options=sampled)
+    others = decode(tokenizer, script, script, script, options=sampled)
+    decoder = BatchDecoder(ScriptedSession(DIMS.n_vocab, script, script), tokenizer, DIMS)
+    greedy, beside = decoder.decode(encoded(2), [DecodingOptions(), sampled], ["en"] * 2, [1.0] * 2)
+
+    assert others == [alone] * 3
+    assert beside == alone
+    assert len(set(alone.tokens)) > 1
+    assert set(greedy.tokens) == {say.a}
+
+
+def test_a_low_temperature_draws_the_likeliest(tokenizer: Tokenizer, say: Words) -> None:
+    """0.5 against 0.25 at a temperature of 0.02 is 2^50 to one; the log-probability stays that of the model."""
+    script = {**say.heard, say.begin: {say.a: 0.5, say.b: 0.25, say.c: 0.25}, say.a: {say.end: 0.75, say.b: 0.25}}
+    [heard] = decode(tokenizer, script, options=DecodingOptions(temperature=0.02))
+
+    assert heard.tokens == (say.a,)
+    assert heard.avg_logprob == pytest.approx((math.log(0.5) + math.log(0.75)) / 2, rel=1e-6)
+    assert heard.temperature == 0.02
+
+
+@pytest.mark.xfail(strict=True, reason="logits that are not numbers are taken for token 0, or fail the whole batch")
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_logits_that_are_not_numbers(tokenizer: Tokenizer, say: Words, temperature: float) -> None:
+    with pytest.raises(RecognitionError):
+        decode(tokenizer, {**say.heard, say.begin: {say.a: math.nan}}, options=DecodingOptions(temperature=temperature))
+
+
+# --- languages
+
+
+def test_the_likeliest_language_of_each_row(tokenizer: Tokenizer, say: Words) -> None:
+    """Whatever else is likelier: a word, or the token after the last language."""
+    scripts = [
+        {say.start: {tokenizer.language_token(language): 0.2, tokenizer.language_token("fr"): 0.1, other: 0.7}}
+        for language, other in [("en", say.a), ("su", tokenizer.translate), ("de", tokenizer.eot)]
+    ]
+    decoder = BatchDecoder(ScriptedSession(DIMS.n_vocab, *scripts), tokenizer, DIMS)
+
+    assert decoder.detect_languages(encoded(3)) == ["en", "su", "de"]
+
+
+# --- repetition
+
+
+def test_compression_ratio() -> None:
+    repeated = " all work and no play" * 20
+
+    assert compression_ratio(repeated) == len(repeated) / len(zlib.compress(repeated.encode())) > 10
+    assert compression_ratio("") == 0.0
+    assert compression_ratio(" Grüße") == pytest.approx(8 / len(zlib.compress(" Grüße".encode())))
+    assert compression_ratio(" It was the best of times, it was the worst of times.") < 2.4
+
+
+# --- against openai-whisper
+
+
+@pytest.fixture(scope="module")
+def torch_engine(tiny_en: LoadedModel) -> Engine:
+    dims = tiny_en.dims
+    return Engine(
+        dims,
+        tiny_en.checkpoint.tokenizer,
+        TorchSession(tiny_en.encoder, encoder_input_names(), encoder_output_names(dims), CPU),
+        TorchSession(tiny_en.decoder, decoder_input_names(dims), decoder_output_names(), CPU),
+    )
+
+
+@pytest.fixture(scope="module")
+def openai_model(tiny_en: LoadedModel) -> Whisper:
+    model = Whisper(ModelDimensions(**dataclasses.asdict(tiny_en.dims)))
+    model.load_state_dict(tiny_en.weights)
+    return model.eval()
+
+
+@pytest.mark.parametrize("prompt", ["", "A Tale of Two Cities, by Charles Dickens."])
+@pytest.mark.parametrize(("start_s", "end_s"), [(0.5, 10.5), (3.0, 28.0)])
+def test_the_same_tokens_as_openai(
+    torch_engine: Engine, openai_model: Whisper, speech: NDArray[np.float32], start_s: float, end_s: float, prompt: str
+) -> None:
+    log_mel = LogMel(80)(speech[round(start_s * SAMPLE_RATE) : round(end_s * SAMPLE_RATE)])
+    options = OpenAIOptions(without_timestamps=True, fp16=False, language="en", prompt=prompt or None)
+    expected = whisper.decoding.decode(openai_model, torch.from_numpy(padded(log_mel, WINDOW_FRAMES)), options)
+    [actual] = torch_engine.recognize(
+        [Utterance(log_mel, DecodingOptions(language="en", prompt=prompt), full_window=True)]
+    )
+
+    assert isinstance(expected, DecodingResult)
+    assert isinstance(actual, Recognition)
+    assert list(actual.tokens) == expected.tokens
+    assert len(actual.tokens) > 2 * (end_s - start_s)
+    assert actual.text.strip() == expected.text
+    assert actual.avg_logprob == pytest.approx(expected.avg_logprob, abs=1e-3)
+    assert actual.no_speech_prob == pytest.approx(expected.no_speech_prob, abs=1e-3)
+    assert actual.compression_ratio == pytest.approx(
+        expected.compression_ratio, rel=0.02
+    )  # of the text without its blank
