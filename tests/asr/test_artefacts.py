@@ -6,10 +6,9 @@ import json
 import multiprocessing
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from importlib.metadata import version
-from multiprocessing.context import SpawnContext
-from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -27,6 +26,8 @@ from tests.asr.reference import random_weights
 from tests.asr.writers import write_openai
 
 PATIENCE_S = 120
+barrier: Barrier  # of a process that builds
+
 DIMS = Dims(80, 1500, 16, 2, 1, 51_864, 448, 16, 2, 1)
 
 
@@ -82,8 +83,14 @@ def directories(cache: Path) -> list[Path]:
 # --- built once
 
 
-def build(weights: Path, cache: Path, together: Barrier, built: Queue[tuple[str, int, int]]) -> None:
-    """Ask for the graphs at the same moment as another process; tell what came and how often the weights were read."""
+def meet(together: Barrier) -> None:
+    """Give a new process what it needs to start at the same moment as another."""
+    global barrier
+    barrier = together
+
+
+def build(weights: Path, cache: Path) -> tuple[Artefacts, int, int]:
+    """→ the graphs, the encoder's inode, and how often the weights were read for it, which a build does once."""
     checkpoint = load_checkpoint(weights)
     reads: list[None] = []
 
@@ -91,32 +98,23 @@ def build(weights: Path, cache: Path, together: Barrier, built: Queue[tuple[str,
         reads.append(None)
         return checkpoint.read_weights()
 
-    counting = replace(checkpoint, read_weights=read_weights)
-    together.wait(PATIENCE_S)
-    artefacts = ensure_artefacts(counting, "int8", cache)
-    built.put((str(artefacts.directory), artefacts.encoder.stat().st_ino, len(reads)))
+    barrier.wait(PATIENCE_S)
+    artefacts = ensure_artefacts(replace(checkpoint, read_weights=read_weights), "int8", cache)
+    return artefacts, artefacts.encoder.stat().st_ino, len(reads)
 
 
 def test_processes_that_start_together_build_once(weights_file: Path, tmp_path: Path) -> None:
-    context: SpawnContext = multiprocessing.get_context("spawn")
-    together, built = context.Barrier(2), context.Queue()
-    arguments = (weights_file, tmp_path / "cache", together, built)
-    processes = [context.Process(target=build, args=arguments) for _ in range(2)]
-    for process in processes:
-        process.start()
-    try:
-        (directory, inode, reads), (other_directory, other_inode, other_reads) = [
-            built.get(timeout=PATIENCE_S) for _ in processes
-        ]
-    finally:
-        for process in processes:
-            process.terminate()
-            process.join()
+    context = multiprocessing.get_context("spawn")
+    cache = tmp_path / "cache"
+    with ProcessPoolExecutor(2, context, initializer=meet, initargs=(context.Barrier(2),)) as processes:
+        first, second = [processes.submit(build, weights_file, cache) for _ in range(2)]
+        artefacts, inode, reads = first.result(PATIENCE_S)
+        other_artefacts, other_inode, other_reads = second.result(PATIENCE_S)
 
-    assert (directory, inode) == (other_directory, other_inode)
+    assert (artefacts, inode) == (other_artefacts, other_inode)
     assert sorted([reads, other_reads]) == [0, 1]
-    assert directories(tmp_path / "cache") == [Path(directory)]
-    assert_whole(Artefacts(Path(directory)))
+    assert directories(cache) == [artefacts.directory]
+    assert_whole(artefacts)
 
 
 def test_what_was_built_is_used_again(checkpoint: Checkpoint, cache: Path) -> None:

@@ -1,0 +1,1 @@
+"""Offline: from a checkpoint to the files that a Session runs."""
