@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from asr.errors import RecognitionError
 from asr.kv_cache import KvCache
 from asr.model import Dims
 from asr.session import Session
@@ -152,6 +153,8 @@ class BatchDecoder:
         logits[:, self._non_speech] = -torch.inf
         logits[:, self._tokenizer.sot :] = -torch.inf
         likeliest, log_total = logits.argmax(-1), logits.logsumexp(-1)
+        if not bool(log_total.isfinite().all()):
+            raise RecognitionError("the model's output is not a number")
         chosen = likeliest.tolist()
         for index, row in enumerate(rows):
             if row.options.temperature > 0 and not row.ended:

@@ -31,6 +31,10 @@ from asr.transcript import Recognition
 from asr.utterance import Utterance
 from asr.window import FRAMES_PER_POSITION
 
+POSITIONS_MULTIPLE = 4
+"""Batches are padded to this. ONNX Runtime sums a remainder in another order, and the last bit of a sum is enough for
+an int8 model to choose another word: a row would depend on how far its neighbours make it be padded."""
+
 Precision: TypeAlias = Literal["fp32", "int8"]
 Backend: TypeAlias = Literal["onnx", "torch"]
 
@@ -101,7 +105,8 @@ class Engine:
 
     def _encode(self, utterances: Sequence[Utterance]) -> Encoded:
         windows = [utterance.window for utterance in utterances]
-        positions = max(window.positions for window in windows)
+        longest = max(window.positions for window in windows)
+        positions = -(-longest // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
         frames = positions * FRAMES_PER_POSITION
         position_ids = np.zeros((len(windows), positions), np.int64)
         bias = np.full((len(windows), positions), MASKED, np.float32)

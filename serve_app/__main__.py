@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 
 import ray
@@ -16,7 +17,6 @@ from ray import serve
 from serve_app.application import build_app
 from serve_app.settings import Settings
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LEAST_CPUS = 2
 """What the deployments reserve together; a machine with a single processor runs them all the same."""
 
@@ -47,14 +47,22 @@ def build_artefacts(settings: Settings) -> int:
 
 def run(settings: Settings, host: str, port: int) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # waited for below; replicas are shut down in order
     ray.init(include_dashboard=False, num_cpus=max(LEAST_CPUS, os.cpu_count() or 1), namespace="serve")
     serve.start(http_options={"host": host, "port": port})
     serve.run(build_app(settings), name="rayscribe")
     url = f"http://{host}:{port}"
     print(f"Rayscribe serves {settings.model_name} on {url} (API: {url}/docs)", flush=True)  # noqa: T201
-    signal.sigwait(STOP_SIGNALS)
+    wait_for_a_signal_to_stop()
     serve.shutdown()  # type: ignore[no-untyped-call]
+    ray.shutdown()
+
+
+def wait_for_a_signal_to_stop() -> None:
+    """Until Ctrl-C or SIGTERM, in place of the handlers that Ray sets when it starts."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    stop.wait()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     <cache>/<model>-<precision>-<key>/encoder.onnx, decoder.onnx, manifest.json
 
-The key covers everything that the content depends on: the weights, the precision, the code that builds, the libraries that
-export. A directory appears under its name only when it is complete.
+The key covers everything that the content depends on: the weights, the precision, the processor's arithmetic, the code
+that builds, the libraries that export. A directory appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def ensure_artefacts(checkpoint: Checkpoint, precision: str, cache_dir: Path | N
         ArtefactError: the cache cannot be written.
     """
     cache = cache_dir or default_cache_dir()
-    directory = cache / f"{checkpoint.name}-{precision}-{_key(checkpoint, precision)}"
+    key = _key(checkpoint, precision)
+    directory = cache / f"{checkpoint.name}-{precision}-{key}"
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{directory}.lock"):
@@ -114,7 +115,9 @@ def _build(checkpoint: Checkpoint, precision: str, directory: Path) -> None:
         done("decoder exported")
         if precision == "int8":
             for name in GRAPHS:
-                quantized = quantize.quantize_matmuls(onnx.load(building / name), signed_weights=quantize.has_exact_u8s8())
+                quantized = quantize.quantize_matmuls(
+                    onnx.load(building / name), signed_weights=quantize.has_exact_u8s8()
+                )
                 onnx.save_model(quantized, building / name)
             done("quantised")
         _write_manifest(checkpoint, precision, building)
