@@ -165,11 +165,13 @@ def test_a_read_back_network_computes_what_openais_does(
     mel = torch.randn(2, small_dims.n_mels, 2 * small_dims.n_audio_ctx, generator=generator)
     tokens = torch.tensor([[small_dims.n_vocab - 1, 7, 300], [50_000, 0, 1]])
 
-    cross = encoder(mel, torch.full((2,), mel.shape[-1]))
+    position_ids = torch.arange(small_dims.n_audio_ctx).repeat(2, 1)
+    whole_window = torch.zeros(2, small_dims.n_audio_ctx)
+    cross = encoder(mel, torch.full((2,), mel.shape[-1]), position_ids, whole_window)
     empty = torch.zeros(2, small_dims.n_text_head, 2, small_dims.head_dim)
     every_step = torch.arange(3).expand(2, 3)
-    past, positions = torch.zeros(2, dtype=torch.int64), torch.full((2,), small_dims.n_audio_ctx)
-    logits, new_kv = decoder(tokens, past, every_step, positions, *[empty] * (2 * small_dims.n_text_layer), *cross)
+    past = torch.zeros(2, dtype=torch.int64)
+    logits, new_kv = decoder(tokens, past, every_step, whole_window, *[empty] * (2 * small_dims.n_text_layer), *cross)
 
     torch.testing.assert_close(logits, reference(mel, tokens), rtol=1e-4, atol=1e-4)
     assert new_kv.shape == (small_dims.n_text_layer, 2, 2, small_dims.n_text_head, 3, small_dims.head_dim)
