@@ -36,7 +36,8 @@ format: $(VENV)/.lint ## Rewrite the code in the project's style
 accuracy: $(VENV)/.bench ## Word and character error rates beside faster-whisper (SPEECH=folder with manifest.jsonl)
 	$(BIN)/python -m benchmarks.accuracy --speech $(SPEECH) $(ARGS)
 
-bench: accuracy ## Everything that measures
+bench: $(VENV)/.bench ## Latency and throughput of the service beside faster-whisper (ARGS="--concurrency 1 16")
+	$(BIN)/python -m benchmarks.load --model $(MODEL) --speech $(SPEECH) $(ARGS)
 
 lock: $(VENV)/.lint ## Resolve the dependencies anew into constraints.txt
 	$(INSTALL) uv
