@@ -94,14 +94,10 @@ class Engine:
     def _recognize_batch(self, utterances: Sequence[Utterance]) -> list[Recognition]:
         encoded = self._encode(utterances)
         options = [utterance.options for utterance in utterances]
-        languages = [option.language for option in options]
-        if not all(languages):
-            languages = [given or found for given, found in zip(languages, self._detect(encoded), strict=True)]
-        seconds = [utterance.duration_s for utterance in utterances]
-        return self._decoder.decode(encoded, options, [language or "en" for language in languages], seconds)
-
-    def _detect(self, encoded: Encoded) -> list[str]:
-        return self._decoder.detect_languages(encoded)
+        given = [option.language or "" for option in options]
+        found = given if all(given) else self._decoder.detect_languages(encoded)
+        languages = [asked or heard for asked, heard in zip(given, found, strict=True)]
+        return self._decoder.decode(encoded, options, languages, [utterance.duration_s for utterance in utterances])
 
     def _encode(self, utterances: Sequence[Utterance]) -> Encoded:
         windows = [utterance.window for utterance in utterances]
@@ -136,7 +132,10 @@ def load_engine(
     Raises:
         CheckpointError: the checkpoint cannot be used.
         ArtefactError: a built file cannot be made or used.
+        ValueError: the backend does not have this precision.
     """
+    if backend == "torch" and precision != "fp32":
+        raise ValueError(f"backend torch runs fp32, not {precision}")
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
     encoder, decoder = _sessions(checkpoint, precision, backend, threads or usable_cpus(), cache_dir)
     return Engine(checkpoint.dims, checkpoint.tokenizer, encoder, decoder)

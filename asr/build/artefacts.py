@@ -68,10 +68,12 @@ def ensure_artefacts(checkpoint: Checkpoint, precision: str, cache_dir: Path | N
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{directory}.lock"):
             if not _is_intact(directory):
-                shutil.rmtree(directory, ignore_errors=True)
+                # What is there is damaged, or left of a build that was killed.
+                for remains in (directory, *cache.glob(f".{directory.name}-*")):
+                    shutil.rmtree(remains, ignore_errors=True)
                 _build(checkpoint, precision, directory)
     except OSError as error:
-        raise ArtefactError(str(directory), f"cannot be written ({error})") from error
+        raise ArtefactError(str(directory), f"cannot be built ({error})") from error
     return Artefacts(directory)
 
 

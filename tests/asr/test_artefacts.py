@@ -227,7 +227,7 @@ def test_a_build_that_fails_halfway_leaves_nothing(
 def test_a_cache_that_cannot_be_one(checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = tmp_path / "a file"
     path.touch()
-    with pytest.raises(ArtefactError, match="cannot be written") as caught:
+    with pytest.raises(ArtefactError, match="cannot be built") as caught:
         ensure_artefacts(checkpoint, "fp32", path)
 
     assert str(path) in str(caught.value)

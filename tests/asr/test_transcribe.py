@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import wave
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from asr.segments import Segment
 from asr.transcribe import transcribe_segments
 from asr.transcript import DecodingOptions, Recognition, Transcript
 from asr.utterance import Utterance
+from tests.audio_files import wav
 
 TWO_CITIES = """
 It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness, it was the
@@ -148,16 +147,6 @@ def local(artefact_cache: Path) -> Iterator[LocalTranscriber]:
     transcriber = LocalTranscriber.load("tiny.en", cache_dir=artefact_cache)
     yield transcriber
     transcriber.close()
-
-
-def wav(waveform: NDArray[np.float32]) -> bytes:
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes(np.round(np.clip(waveform, -1, 1) * 32767).astype("<i2").tobytes())
-    return buffer.getvalue()
 
 
 def test_a_reading_is_transcribed(local: LocalTranscriber, speech: NDArray[np.float32]) -> None:

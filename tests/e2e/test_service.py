@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import signal
 import time
-import wave
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,21 +16,12 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
+from asr.features import SAMPLE_RATE
+from tests.audio_files import wav
+
 pytestmark = pytest.mark.e2e
 
-SAMPLE_RATE = 16_000
 OPENING = "it was the best of times it was the worst of times"
-
-
-def wav(waveform: NDArray[np.float32]) -> bytes:
-    """(samples,) float32 at 16 kHz → a 16-bit WAV file."""
-    content = io.BytesIO()
-    with wave.open(content, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes((np.clip(waveform, -1, 1) * 32767).astype("<i2").tobytes())
-    return content.getvalue()
 
 
 def transcribe(client: httpx.Client, content: bytes, **fields: str) -> httpx.Response:
