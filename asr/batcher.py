@@ -12,8 +12,12 @@ from typing import TypeAlias
 
 from asr.errors import AsrError, RecognitionError
 from asr.fallback import best, next_attempt
+from asr.features import WINDOW_FRAMES
 from asr.transcript import Recognition
 from asr.utterance import Utterance
+
+SIMILAR = 2.0
+"""How many times the shortest the longest of a batch may be: every row is padded to the longest."""
 
 Recognize: TypeAlias = Callable[[Sequence[Utterance]], Sequence[Recognition | AsrError]]
 
@@ -44,7 +48,8 @@ class _Job:
 class Batcher:
     """One thread that calls `recognize` with whatever waits; an attempt that looks wrong waits again with the next one.
 
-    The oldest job is always in the next batch, so nothing starves; the others are those that fit the limits beside it.
+    The oldest job is always in the next batch, so nothing starves; the others are those of similar length that fit the
+    limits beside it.
     """
 
     def __init__(self, recognize: Recognize, limits: BatchLimits) -> None:
@@ -99,15 +104,16 @@ class Batcher:
         """The oldest job and those after it that fit; jobs whose caller has gone are dropped."""
         taken: list[_Job] = []
         left: deque[_Job] = deque()
-        longest = 0
+        longest, shortest = 0, WINDOW_FRAMES
         for job in self._waiting:
             if job.future.cancelled():
                 continue
-            longest_with = max(longest, job.utterance.window.frames)
+            frames = job.utterance.window.frames
+            longest_with, shortest_with = max(longest, frames), min(shortest, frames)
             fits = len(taken) < self._limits.rows and longest_with * (len(taken) + 1) <= self._limits.frames
-            if not taken or fits:
+            if not taken or (fits and longest_with <= SIMILAR * shortest_with):
                 taken.append(job)
-                longest = longest_with
+                longest, shortest = longest_with, shortest_with
             else:
                 left.append(job)
         self._waiting = left

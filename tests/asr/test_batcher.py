@@ -10,14 +10,14 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from asr.batcher import Batcher, BatchLimits
+from asr.batcher import SIMILAR, Batcher, BatchLimits
 from asr.errors import AsrError, RecognitionError, UnsupportedLanguageError
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
 
 PATIENCE_S = 10
 """How long a test waits for what is certain to come."""
-LONG_FRAMES, SHORT_FRAMES = 3000, 100
+LONG_FRAMES, MEDIUM_FRAMES, SHORT_FRAMES = 3000, 1700, 100
 
 Outcome: TypeAlias = Callable[[Utterance], "Recognition | AsrError"]
 
@@ -121,13 +121,25 @@ def test_a_batch_has_no_more_frames_than_the_limit(
 
 def test_padding_counts(make_batcher: Callable[[BatchLimits], Batcher], model: Model) -> None:
     """Every row is as long as the longest: one long utterance makes short ones expensive."""
-    short, long = utterance("").window.frames, utterance("", LONG_FRAMES).window.frames
+    short, long = utterance("", MEDIUM_FRAMES).window.frames, utterance("", LONG_FRAMES).window.frames
     batcher = make_batcher(BatchLimits(rows=16, frames=long + 2 * short))
-    futures = submit_all(batcher, [utterance("long", LONG_FRAMES), utterance("a"), utterance("b")])
+    waiting = [utterance("long", LONG_FRAMES), utterance("a", MEDIUM_FRAMES), utterance("b", MEDIUM_FRAMES)]
+    futures = submit_all(batcher, waiting)
     model.may_finish.set()
 
+    assert SIMILAR * short > long
+    assert 3 * long > long + 2 * short
     assert texts(futures) == ["long", "a", "b"]
-    assert model.batches == [["first"], ["long"], ["a", "b"]]
+    assert model.batches == [["first"], ["long", "a"], ["b"]]
+
+
+def test_short_and_long_ones_are_not_padded_to_each_other(batcher: Batcher, model: Model) -> None:
+    waiting = [utterance(name, LONG_FRAMES if name.isupper() else SHORT_FRAMES) for name in "aBcD"]
+    futures = submit_all(batcher, waiting)
+    model.may_finish.set()
+
+    assert texts(futures) == ["a", "B", "c", "D"]
+    assert model.batches == [["first"], ["a", "c"], ["B", "D"]]
 
 
 def test_short_ones_pass_a_long_one_only_once(make_batcher: Callable[[BatchLimits], Batcher], model: Model) -> None:
