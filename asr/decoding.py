@@ -68,7 +68,7 @@ class BatchDecoder:
         self._tokenizer = tokenizer
         self._dims = dims
         self._device = session.device
-        self._non_speech = torch.tensor(tokenizer.non_speech_tokens, device=self._device)
+        self._suppressed = torch.tensor(tokenizer.suppressed_tokens, device=self._device)
         self._not_first = torch.tensor(tokenizer.suppressed_at_start, device=self._device)
 
     def detect_languages(self, encoded: Encoded) -> list[str]:
@@ -150,8 +150,7 @@ class BatchDecoder:
 
     def _choose(self, logits: Tensor, rows: Sequence[Row]) -> list[bool]:
         """Give each row that goes on its next token; → which rows have ended. Changes logits."""
-        logits[:, self._non_speech] = -torch.inf
-        logits[:, self._tokenizer.sot :] = -torch.inf
+        logits[:, self._suppressed] = -torch.inf
         likeliest, log_total = logits.argmax(-1), logits.logsumexp(-1)
         if not bool(log_total.isfinite().all()):
             raise RecognitionError("the model's output is not a number")
