@@ -29,7 +29,7 @@ MIN_TOKEN_BOUND = 20
 class Encoded:
     """A batch that the encoder has seen.
 
-    cross: cross-attention keys and values by input name, batch first; bias: (batch, positions) float32, added to their
+    cross: cross-attention keys and values by input name, batch first; bias: (batch, positions), added to their
     attention scores.
     """
 
@@ -77,7 +77,7 @@ class BatchDecoder:
         if not self._tokenizer.is_multilingual:
             return ["en"] * batch
         tokens = torch.full((batch, 1), self._tokenizer.sot, device=self._device)
-        logits = self._run(KvCache(self._dims, batch, self._device), encoded, tokens, torch.zeros_like(tokens))[0]
+        logits = self._run(self._cache(batch), encoded, tokens, torch.zeros_like(tokens))[0]
         language_tokens = self._tokenizer.language_tokens
         best = logits[:, 0, language_tokens.start : language_tokens.stop].argmax(-1)
         return [self._tokenizer.languages[index] for index in best.tolist()]
@@ -87,7 +87,7 @@ class BatchDecoder:
     ) -> list[Recognition]:
         """Decode every row to its end. seconds: of audio in each row, which bound its tokens."""
         rows = [self._row(*row) for row in zip(options, languages, seconds, strict=True)]
-        cache = KvCache(self._dims, len(rows), self._device)
+        cache = self._cache(len(rows))
         logits = self._prefill(cache, encoded, rows)
         active = rows
         while True:
@@ -101,6 +101,9 @@ class BatchDecoder:
                 encoded = encoded.keep(kept)
                 active = [active[index] for index in going]
             logits = self._step(cache, encoded, active)
+
+    def _cache(self, batch: int) -> KvCache:
+        return KvCache(self._dims, batch, self._device, self._session.dtype)
 
     def _row(self, options: DecodingOptions, language: str, seconds: float) -> Row:
         tokenizer = self._tokenizer
@@ -146,7 +149,7 @@ class BatchDecoder:
                 **encoded.cross,
             }
         )
-        return outputs["logits"], outputs["new_kv"]
+        return outputs["logits"].float(), outputs["new_kv"]
 
     def _choose(self, logits: Tensor, rows: Sequence[Row]) -> list[bool]:
         """Give each row that goes on its next token; → which rows have ended. Changes logits."""

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from asr.build.artefacts import ensure_artefacts
-from asr.checkpoint import Checkpoint, load_checkpoint
 from asr.decoding import BatchDecoder, Encoded
-from asr.errors import AsrError, RecognitionError
+from asr.errors import AsrError, OutOfMemoryError, RecognitionError
 from asr.features import FRAMES_PER_SECOND, WINDOW_FRAMES, padded
-from asr.model import (
-    MASKED,
-    Dims,
-    decoder_input_names,
-    decoder_output_names,
-    encoder_input_names,
-    encoder_output_names,
-)
+from asr.memory import DeviceMemory, batch_bytes
+from asr.model import MASKED, Dims
 from asr.session import Session
-from asr.sessions.onnxruntime import OnnxSession
-from asr.sessions.pytorch import TorchSession
 from asr.tokenizer import Tokenizer
 from asr.transcript import Recognition
 from asr.utterance import Utterance
@@ -35,17 +23,18 @@ POSITIONS_MULTIPLE = 4
 """Batches are padded to this. ONNX Runtime sums a remainder in another order, and the last bit of a sum is enough for
 an int8 model to choose another word: a row would depend on how far its neighbours make it be padded."""
 
-Precision: TypeAlias = Literal["fp32", "int8"]
-Backend: TypeAlias = Literal["onnx", "torch"]
-
 
 class Engine:
     """One model, ready to recognise. Not thread-safe: one thread calls it at a time."""
 
-    def __init__(self, dims: Dims, tokenizer: Tokenizer, encoder: Session, decoder: Session) -> None:
+    def __init__(
+        self, dims: Dims, tokenizer: Tokenizer, encoder: Session, decoder: Session, memory: DeviceMemory | None = None
+    ) -> None:
+        """memory: of the device, where batches have to be checked against it before they are tried."""
         self.dims = dims
         self.tokenizer = tokenizer
         self._encoder = encoder
+        self._memory = memory
         self._decoder = BatchDecoder(decoder, tokenizer, dims)
 
     def recognize(self, utterances: Sequence[Utterance]) -> list[Recognition | AsrError]:
@@ -81,81 +70,69 @@ class Engine:
             return error
         return None
 
-    def _recognize_rows(self, utterances: Sequence[Utterance]) -> list[Recognition | AsrError]:
+    def _recognize_rows(
+        self, utterances: Sequence[Utterance], *, may_split: bool = True
+    ) -> list[Recognition | AsrError]:
+        """may_split: whether a batch that does not fit the device's memory is tried again in two halves."""
         if not utterances:
             return []
+        refusal: OutOfMemoryError | None = None
         try:
             return list(self._recognize_batch(utterances))
+        except (OutOfMemoryError, torch.OutOfMemoryError) as error:
+            refusal = OutOfMemoryError(str(error.args[0]))  # without the traceback, which holds what filled the memory
         except RecognitionError as error:
             if len(utterances) == 1:
                 return [error]
+        if refusal is not None:
+            if len(utterances) == 1 or not may_split:
+                return [refusal] * len(utterances)
+            middle = len(utterances) // 2
+            halves = utterances[:middle], utterances[middle:]
+            return [result for half in halves for result in self._recognize_rows(half, may_split=False)]
         return [result for utterance in utterances for result in self._recognize_rows([utterance])]
 
     def _recognize_batch(self, utterances: Sequence[Utterance]) -> list[Recognition]:
-        encoded = self._encode(utterances)
+        if self._memory is not None:
+            positions = max(utterance.window.positions for utterance in utterances)
+            self._memory.admit(batch_bytes(self.dims, self._encoder.dtype, rows=len(utterances), positions=positions))
+        encoded = encode(self._encoder, utterances)
         options = [utterance.options for utterance in utterances]
         given = [option.language or "" for option in options]
         found = given if all(given) else self._decoder.detect_languages(encoded)
         languages = [asked or heard for asked, heard in zip(given, found, strict=True)]
         return self._decoder.decode(encoded, options, languages, [utterance.duration_s for utterance in utterances])
 
-    def _encode(self, utterances: Sequence[Utterance]) -> Encoded:
-        windows = [utterance.window for utterance in utterances]
-        longest = max(window.positions for window in windows)
-        positions = -(-longest // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
-        frames = positions * FRAMES_PER_POSITION
-        position_ids = np.zeros((len(windows), positions), np.int64)
-        bias = np.full((len(windows), positions), MASKED, np.float32)
-        for row, window in enumerate(windows):
-            position_ids[row, : window.positions] = window.position_ids
-            bias[row, : window.positions] = window.attention_bias
-        batch = {
-            "mel": np.stack([padded(utterance.log_mel, frames) for utterance in utterances]),
-            "frame_counts": np.array([window.frames for window in windows]),
-            "position_ids": position_ids,
-            "attention_bias": bias,
-        }
-        inputs = {name: torch.from_numpy(value).to(self._encoder.device) for name, value in batch.items()}
-        return Encoded(self._encoder.run(inputs), inputs["attention_bias"])
 
-
-def load_engine(
-    model: str | Path | Checkpoint,
-    *,
-    precision: Precision = "int8",
-    backend: Backend = "onnx",
-    threads: int | None = None,
-    cache_dir: Path | None = None,
-) -> Engine:
-    """Open a checkpoint and get it ready to run; what has to be built is built once and kept in `cache_dir`.
+def encode(session: Session, utterances: Sequence[Utterance]) -> Encoded:
+    """Run the encoder over the windows of a batch, padded to the longest.
 
     Raises:
-        CheckpointError: the checkpoint cannot be used.
-        ArtefactError: a built file cannot be made or used.
-        ValueError: the backend does not have this precision.
+        RecognitionError: the graph failed.
     """
-    if backend == "torch" and precision != "fp32":
-        raise ValueError(f"backend torch runs fp32, not {precision}")
-    checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
-    encoder, decoder = _sessions(checkpoint, precision, backend, threads or usable_cpus(), cache_dir)
-    return Engine(checkpoint.dims, checkpoint.tokenizer, encoder, decoder)
+    device, dtype = session.device, session.dtype
+    inputs = {
+        name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in encoder_inputs(utterances).items()
+    }
+    return Encoded(session.run(inputs), inputs["attention_bias"])
 
 
-def _sessions(
-    checkpoint: Checkpoint, precision: Precision, backend: Backend, threads: int, cache_dir: Path | None
-) -> tuple[Session, Session]:
-    dims = checkpoint.dims
-    if backend == "torch":
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        encoder, decoder = checkpoint.modules()
-        return (
-            TorchSession(encoder, encoder_input_names(), encoder_output_names(dims), device),
-            TorchSession(decoder, decoder_input_names(dims), decoder_output_names(), device),
-        )
-    artefacts = ensure_artefacts(checkpoint, precision, cache_dir)
-    return OnnxSession(artefacts.encoder, threads), OnnxSession(artefacts.decoder, threads)
-
-
-def usable_cpus() -> int:
-    """Processors that this process may run on."""
-    return len(os.sched_getaffinity(0))
+def encoder_inputs(utterances: Sequence[Utterance]) -> dict[str, Tensor]:
+    """What the encoder graph is given for a batch, float32 and int64 on the CPU, named as `asr.model` says."""
+    windows = [utterance.window for utterance in utterances]
+    longest = max(window.positions for window in windows)
+    positions = -(-longest // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
+    frames = positions * FRAMES_PER_POSITION
+    position_ids = np.zeros((len(windows), positions), np.int64)
+    bias = np.full((len(windows), positions), MASKED, np.float32)
+    for row, window in enumerate(windows):
+        position_ids[row, : window.positions] = window.position_ids
+        bias[row, : window.positions] = window.attention_bias
+    batch = {
+        "mel": np.stack([padded(utterance.log_mel, frames) for utterance in utterances]),
+        "frame_counts": np.array([window.frames for window in windows]),
+        "position_ids": position_ids,
+        "attention_bias": bias,
+    }
+    return {name: torch.from_numpy(value) for name, value in batch.items()}

@@ -9,13 +9,17 @@
     │   ├── CheckpointNotFoundError
     │   ├── ChecksumMismatchError
     │   └── UnsupportedArchitectureError
-    ├── ArtefactError               a built file (ONNX graph, manifest) cannot be made or used
+    ├── ArtefactError               a built file (ONNX graph, TensorRT plan, manifest) cannot be made or used
+    │   └── EngineBuildError        TensorRT makes no plan of a graph
     └── RecognitionError            the model failed on this utterance
+        └── OutOfMemoryError        the batch does not fit the device; a smaller one may
 
 Every class is built from positional arguments that it keeps in `args`, so that it survives pickling between processes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class AsrError(Exception):
@@ -107,6 +111,17 @@ class ArtefactError(AsrError):
         return f"{path}: {reason}"
 
 
+class EngineBuildError(ArtefactError):
+    """TensorRT cannot make a plan of a graph. log: what its logger said, the most telling part of every failure."""
+
+    def __init__(self, path: str, reason: str, log: Sequence[str] = ()) -> None:
+        super(ArtefactError, self).__init__(path, reason, tuple(log))
+
+    def __str__(self) -> str:
+        path, reason, log = self.args
+        return "\n  ".join((f"{path}: {reason}", *log))
+
+
 class RecognitionError(AsrError):
     """The model failed on one utterance; its neighbours are not affected."""
 
@@ -115,3 +130,7 @@ class RecognitionError(AsrError):
 
     def __str__(self) -> str:
         return f"recognition failed: {self.args[0]}"
+
+
+class OutOfMemoryError(RecognitionError):
+    """The device has no room for the batch."""

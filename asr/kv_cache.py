@@ -14,15 +14,15 @@ BLOCK = 64
 class KvCache:
     """Keys and values of a batch, where every row has its own length.
 
-    storage: (layers, 2, batch, heads, capacity, head_dim) float32, so that each layer's keys and each layer's values
+    storage: (layers, 2, batch, heads, capacity, head_dim), so that each layer's keys and each layer's values
     are one contiguous tensor that a graph can read in place. What lies beyond a row's length is ignored by the graph's
     mask.
     """
 
-    def __init__(self, dims: Dims, batch: int, device: torch.device) -> None:
+    def __init__(self, dims: Dims, batch: int, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
         self._storage = torch.zeros(
-            (dims.n_text_layer, 2, batch, dims.n_text_head, BLOCK, dims.head_dim), device=device
+            (dims.n_text_layer, 2, batch, dims.n_text_head, BLOCK, dims.head_dim), device=device, dtype=dtype
         )
 
     @property

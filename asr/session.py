@@ -22,10 +22,15 @@ class Session(Protocol):
         """Where inputs must lie and outputs appear."""
         ...
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all inputs and outputs that are not integers."""
+        ...
+
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run once. Inputs are contiguous and stay untouched; outputs are new tensors that the caller may change.
 
         Raises:
-            RecognitionError: the graph failed on these inputs.
+            RecognitionError: the graph failed on these inputs; OutOfMemoryError where they are too large.
         """
         ...

@@ -35,6 +35,8 @@ class OnnxSession:
             self._session = InferenceSession(path, options, providers=PROVIDERS)
         except Exception as error:  # ONNX Runtime's exceptions share no base class
             raise ArtefactError(str(path), f"cannot be loaded ({error})") from error
+        is_half = any(graph_input.type == "tensor(float16)" for graph_input in self._session.get_inputs())
+        self.dtype = torch.float16 if is_half else torch.float32
         self._output_names = [output.name for output in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -50,6 +50,7 @@ class ScriptedSession:
     """A decoder that reads from a script. Each row has its number in its cross-attention bias."""
 
     device = CPU
+    dtype = torch.float32
 
     def __init__(self, n_vocab: int, *scripts: Script) -> None:
         self.n_vocab = n_vocab
