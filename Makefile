@@ -6,6 +6,9 @@ PRECISION ?= int8
 HOST ?= 127.0.0.1
 PORT ?= 8000
 SPEECH ?= ../shared/speech
+BACKEND ?= tensorrt
+TARGET ?= native
+GPU ?= t4
 SETTINGS ?=
 ARGS ?=
 
@@ -13,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help serve test lint format accuracy bench lock clean
+.PHONY: help serve test lint format accuracy bench precision engines floors lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -39,6 +42,16 @@ accuracy: $(VENV)/.bench ## Word and character error rates beside faster-whisper
 bench: $(VENV)/.bench ## Latency and throughput of the service beside faster-whisper (ARGS="--concurrency 1 16")
 	$(BIN)/python -m benchmarks.load --model $(MODEL) --speech $(SPEECH) $(ARGS)
 
+precision: $(VENV)/.bench ## Time, size and errors of every precision, with plots (MODEL=tiny.en SPEECH=folder)
+	$(BIN)/python -m benchmarks.precision --model $(MODEL) --speech $(SPEECH) $(ARGS)
+
+engines: $(VENV)/.precision ## Build what a GPU runs (MODEL=base PRECISION=int8 TARGET=sm75 SPEECH=folder to calibrate with)
+	$(BIN)/python -m asr.build --model $(MODEL) --backend $(BACKEND) --precision $(PRECISION) --target $(TARGET) \
+		--calibration $(SPEECH) $(ARGS)
+
+floors: $(VENV)/.serve ## The least time that a GPU, or cpu, can take (GPU=l4 MODEL=small ARGS="--seconds 8")
+	$(BIN)/python -m asr.floors --gpu $(GPU) --model $(MODEL) $(ARGS)
+
 lock: $(VENV)/.lint ## Resolve the dependencies anew into constraints.txt
 	$(INSTALL) uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --all-extras --no-header --no-annotate \
@@ -55,14 +68,18 @@ $(VENV)/.serve: $(VENV)/bin/pip pyproject.toml constraints.txt
 	$(INSTALL) --editable .[weights]
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.serve
-	$(INSTALL) --editable .[weights,test]
+$(VENV)/.precision: $(VENV)/.serve
+	$(INSTALL) --editable .[weights,precision]
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.precision
+	$(INSTALL) --editable .[weights,precision,test]
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test
-	$(INSTALL) --editable .[weights,test,lint,bench]
+	$(INSTALL) --editable .[weights,precision,test,lint,bench]
 	@touch $@
 
-$(VENV)/.bench: $(VENV)/.serve
-	$(INSTALL) --editable .[weights,bench]
+$(VENV)/.bench: $(VENV)/.precision
+	$(INSTALL) --editable .[weights,precision,bench]
 	@touch $@

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from asr.audio import decode_audio
 from asr.batcher import Batcher, BatchLimits
-from asr.engine import Backend, Engine, Precision, load_engine
+from asr.build.recipe import Backend, Precision
+from asr.engine import Engine
 from asr.errors import AsrError
 from asr.features import SAMPLE_RATE
+from asr.loading import load_engine
 from asr.segments import Segmenter
 from asr.transcribe import transcribe_segments
 from asr.transcript import DecodingOptions, Recognition, Transcript

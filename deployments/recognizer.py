@@ -13,8 +13,9 @@ import numpy as np
 from ray import serve
 
 from asr.batcher import Batcher, BatchLimits
-from asr.engine import Backend, Precision, load_engine
+from asr.build.recipe import Backend, Precision
 from asr.errors import AsrError
+from asr.loading import load_engine
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
 
@@ -72,6 +73,7 @@ class Recognizer:
             precision=config.precision,
             backend=config.backend,
             threads=config.threads,
+            max_batch=config.limits.rows,
             cache_dir=config.cache_dir,
         )
         self._engine.warm_up(config.limits.rows)

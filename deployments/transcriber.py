@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ray import serve
@@ -22,6 +23,9 @@ from deployments.recognizer import ModelInfo
 ATTEMPTS = 3
 """How often a segment is sent, where the replica that has it dies."""
 RETRY_WAIT_S = 0.5
+PREPARING_THREADS = 2
+"""Recordings that are decoded at a time, each replica having one processor: more at a time would all be ready late, and
+the model would wait for the first. With only one, a long recording would hold up the short ones."""
 
 
 @serve.deployment(
@@ -37,13 +41,15 @@ class Transcriber:
         self._recognizer = recognizer
         self._model: ModelInfo = await recognizer.describe.remote()
         self._segmenter = Segmenter(self._model.n_mels)
+        self._preparation = ThreadPoolExecutor(PREPARING_THREADS, "prepare")
 
     async def transcribe(self, content: bytes, options: DecodingOptions) -> Transcript | InputError:
         """The transcript, or what is wrong with the request; our own failures are raised."""
         try:
             if options.language is not None and options.language not in self._model.languages:
                 raise UnsupportedLanguageError(options.language, len(self._model.languages))
-            segments, duration_s = await asyncio.to_thread(self._prepare, content)
+            loop = asyncio.get_running_loop()
+            segments, duration_s = await loop.run_in_executor(self._preparation, self._prepare, content)
             return await transcribe_segments(segments, duration_s, options, self._recognize)
         except InputError as error:
             return error

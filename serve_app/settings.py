@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from asr.build.recipe import TORCH_PRECISIONS, Backend, Precision
 
 
 class Settings(BaseModel):
@@ -15,8 +16,8 @@ class Settings(BaseModel):
 
     model: str = Field("base", description="Name, path or hub id of a Whisper checkpoint.")
     served_model_name: str | None = Field(None, description="Name in the API; by default the last part of `model`.")
-    precision: Literal["fp32", "int8"] = Field("int8", description="Of the matrix products.")
-    backend: Literal["onnx", "torch"] = Field("onnx", description="onnx: CPU; torch: the GPU if there is one, fp32.")
+    precision: Precision = Field("int8", description="Of the matrix products.")
+    backend: Backend = Field("onnx", description="onnx: CPU; tensorrt: GPU; torch: GPU if there is one, fp32 or fp16.")
     threads: int | None = Field(None, ge=1, description="Of the model on a CPU; by default one for each processor.")
     cache_dir: Path | None = Field(None, description="Where built graphs are kept; by default the user's cache.")
     max_batch_size: int = Field(16, ge=1, le=256, description="Utterances that are recognised together.")
@@ -24,9 +25,9 @@ class Settings(BaseModel):
     batch_wait_ms: float = Field(5.0, ge=0, description="How long the first of simultaneous requests waits for others.")
 
     @model_validator(mode="after")
-    def _torch_runs_fp32(self) -> Settings:
-        if self.backend == "torch" and self.precision != "fp32":
-            raise ValueError("backend torch runs precision fp32 only")
+    def _torch_is_not_quantized(self) -> Settings:
+        if self.backend == "torch" and self.precision not in TORCH_PRECISIONS:
+            raise ValueError(f"backend torch runs precision {' or '.join(TORCH_PRECISIONS)} only")
         return self
 
     @property

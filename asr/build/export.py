@@ -11,10 +11,11 @@ from typing import Any
 
 import onnx
 import torch
-from onnx import NodeProto
+from onnx import ModelProto, NodeProto
 from torch import Tensor, nn
 from torch.export import Dim
 
+from asr.build.products import HEAD, products_of
 from asr.model import (
     Decoder,
     Dims,
@@ -25,12 +26,29 @@ from asr.model import (
     encoder_output_names,
 )
 
+MAX_BATCH = 256
+MIN_POSITIONS, MIN_CAPACITY = 2, 2  # a dimension of 1 would be taken for a constant
 OPSET = 20  # the last before 21's changes to quantisation operators; LayerNormalization and Gelu are single operators
+
+
+def dimension_ranges(dims: Dims) -> dict[str, tuple[int, int]]:
+    """Name of every dynamic dimension of the graphs → the smallest and the largest size that it may have.
+
+    The graphs' inputs carry these names (onnx's `dim_param`); log-mel frames are called `2*positions`.
+    """
+    return {
+        "batch": (1, MAX_BATCH),
+        "positions": (MIN_POSITIONS, dims.n_audio_ctx),
+        "steps": (1, dims.n_text_ctx),
+        "wanted": (1, dims.n_text_ctx),
+        "capacity": (MIN_CAPACITY, dims.n_text_ctx),
+    }
 
 
 def export_encoder(encoder: Encoder, dims: Dims, path: Path) -> None:
     """Write the encoder graph, named as `asr.model` says."""
-    batch, positions = Dim("batch", min=1, max=256), Dim("positions", min=2, max=dims.n_audio_ctx)
+    dim = _dimensions(dims)
+    batch, positions = dim["batch"], dim["positions"]
     example = (
         torch.zeros(2, dims.n_mels, 64),
         torch.tensor([64, 32]),
@@ -43,8 +61,10 @@ def export_encoder(encoder: Encoder, dims: Dims, path: Path) -> None:
 
 def export_decoder(decoder: Decoder, dims: Dims, path: Path) -> None:
     """Write the decoder graph, which serves prompts and single steps."""
-    batch, steps, wanted = Dim("batch", min=1, max=256), Dim("steps", min=1, max=448), Dim("wanted", min=1, max=448)
-    capacity, positions = Dim("capacity", min=2, max=448), Dim("positions", min=2, max=dims.n_audio_ctx)
+    dim = _dimensions(dims)
+    batch, positions, steps, wanted, capacity = (
+        dim[name] for name in ("batch", "positions", "steps", "wanted", "capacity")
+    )
     inputs, shapes = [], []
 
     def add(tensor: Tensor, shape: dict[int, Any]) -> None:
@@ -65,8 +85,18 @@ def export_decoder(decoder: Decoder, dims: Dims, path: Path) -> None:
     _export(decoder, tuple(inputs), (*named, caches), decoder_input_names(dims), decoder_output_names(), path)
 
 
-def module_of(node: NodeProto) -> str:
-    """The module that a node was exported from, such as `blocks.0.attn.value`; empty for nodes made otherwise."""
+def _dimensions(dims: Dims) -> dict[str, Dim]:
+    return {name: Dim(name, min=least, max=most) for name, (least, most) in dimension_ranges(dims).items()}
+
+
+def _name_products(model: ModelProto) -> None:
+    """Call every product by a constant matrix as the module that it comes from, a name that survives other tools."""
+    for product in products_of(model).values():
+        product.node.name = _module_of(product.node) or HEAD
+
+
+def _module_of(node: NodeProto) -> str:
+    """The module that a node was exported from, such as `blocks.0.attn.value`; empty for the outermost."""
     for entry in node.metadata_props:
         if entry.key == "pkg.torch.onnx.name_scopes":
             scopes: list[str] = ast.literal_eval(entry.value)  # outermost first, the operator last
@@ -96,4 +126,6 @@ def _export(
             verbose=False,
         )
     assert program is not None
-    onnx.save_model(program.model_proto, path)
+    model = program.model_proto
+    _name_products(model)
+    onnx.save_model(model, path)

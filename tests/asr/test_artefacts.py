@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -11,24 +13,33 @@ from dataclasses import replace
 from importlib.metadata import version
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-import asr.build.artefacts
+import asr.model
+from asr.build import per_token
 from asr.build.__main__ import main
-from asr.build.artefacts import CACHE_VARIABLE, GRAPHS, MANIFEST, Artefacts, default_cache_dir, ensure_artefacts
+from asr.build.artefacts import CACHE_VARIABLE, MANIFEST, Artefacts, default_cache_dir, ensure_artefacts, file_names
+from asr.build.products import HEAD
+from asr.build.recipe import Recipe
 from asr.checkpoint import Checkpoint, load_checkpoint
 from asr.checkpoint.normalised import Weights, sha256_of
 from asr.errors import ArtefactError, CheckpointError
+from asr.features import SAMPLE_RATE
 from asr.model import Dims
 from asr.sessions.onnxruntime import OnnxSession
 from tests.asr.reference import random_weights
 from tests.asr.writers import write_openai
+from tests.audio_files import wav
 
 PATIENCE_S = 120
 barrier: Barrier  # of a process that builds
 
 DIMS = Dims(80, 1500, 16, 2, 1, 51_864, 448, 16, 2, 1)
+GRAPHS = ["encoder.onnx", "decoder.onnx"]
+FP32, INT8 = Recipe("fp32"), Recipe("int8")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +58,14 @@ def checkpoint(weights_file: Path) -> Checkpoint:
 @pytest.fixture(scope="module")
 def built_cache(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
-    ensure_artefacts(checkpoint, "fp32", cache)
+    ensure_artefacts(checkpoint, FP32, cache)
+    return cache
+
+
+@pytest.fixture(scope="module")
+def int8_cache(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = tmp_path_factory.mktemp("cache")
+    ensure_artefacts(checkpoint, INT8, cache)
     return cache
 
 
@@ -99,7 +117,7 @@ def build(weights: Path, cache: Path) -> tuple[Artefacts, int, int]:
         return checkpoint.read_weights()
 
     barrier.wait(PATIENCE_S)
-    artefacts = ensure_artefacts(replace(checkpoint, read_weights=read_weights), "int8", cache)
+    artefacts = ensure_artefacts(replace(checkpoint, read_weights=read_weights), INT8, cache)
     return artefacts, artefacts.encoder.stat().st_ino, len(reads)
 
 
@@ -120,7 +138,7 @@ def test_processes_that_start_together_build_once(weights_file: Path, tmp_path: 
 def test_what_was_built_is_used_again(checkpoint: Checkpoint, cache: Path) -> None:
     [directory] = directories(cache)
     before = {path: path.stat() for path in directory.iterdir()}
-    artefacts = ensure_artefacts(unreadable(checkpoint), "fp32", cache)
+    artefacts = ensure_artefacts(unreadable(checkpoint), FP32, cache)
 
     assert artefacts == Artefacts(directory)
     assert_whole(artefacts)
@@ -129,14 +147,46 @@ def test_what_was_built_is_used_again(checkpoint: Checkpoint, cache: Path) -> No
     }
 
 
-def test_the_name_says_what_it_is(checkpoint: Checkpoint, cache: Path) -> None:
-    artefacts = ensure_artefacts(checkpoint, "fp32", cache)
-    manifest = json.loads((artefacts.directory / MANIFEST).read_text())
+def test_the_name_and_the_manifest_say_what_it_is(checkpoint: Checkpoint, cache: Path) -> None:
+    artefacts = ensure_artefacts(checkpoint, FP32, cache)
+    made_of = artefacts.manifest["made_of"]
 
-    assert artefacts.directory.name.startswith("little-fp32-")
-    assert manifest["precision"] == "fp32"
-    assert manifest["checkpoint"] == {"name": "little", "sha256": checkpoint.sha256}
-    assert set(manifest["libraries"]) == {"torch", "onnx", "onnxscript"}
+    assert re.fullmatch(r"little-onnx-fp32-[0-9a-f]{16}", artefacts.directory.name)
+    assert [artefacts.encoder.name, artefacts.decoder.name] == file_names("onnx") == GRAPHS
+    assert artefacts.manifest["model"] == "little"
+    assert isinstance(made_of, dict)
+    assert made_of.pop("code")
+    assert made_of == {
+        "weights": checkpoint.sha256,
+        "precision": "fp32",
+        "backend": "onnx",
+        **{library: version(library) for library in ("torch", "onnx", "onnxscript")},
+    }
+
+
+def test_the_manifest_says_what_was_built(int8_cache: Path) -> None:
+    [directory] = directories(int8_cache)
+    manifest = Artefacts(directory).manifest
+    encoder, decoder = [
+        {
+            "graph": graph,
+            "precision": "int8",
+            "quantized": products,
+            "products": products,
+            "bytes": (directory / file).stat().st_size,
+            "graph_sha256": sha256_of([directory / file]),
+        }
+        for graph, file, products in zip(("encoder", "decoder"), GRAPHS, (8, 9), strict=True)
+    ]
+    graphs, placement = manifest["graphs"], manifest["placement"]
+
+    assert isinstance(graphs, list)
+    assert all(graph.pop("seconds") >= 0 for graph in graphs)
+    assert graphs == [encoder, decoder]
+    assert isinstance(placement, dict)
+    assert {graph: len(names) for graph, names in placement.items()} == {"encoder": 8, "decoder": 9}
+    assert {"blocks.0.attn.value", HEAD} <= set(placement["decoder"])
+    assert manifest["choice"] is None
 
 
 # --- rebuilt when damaged
@@ -162,7 +212,15 @@ def scribble_on_the_manifest(directory: Path) -> None:
 
 
 def forget_a_checksum(directory: Path) -> None:
-    (directory / MANIFEST).write_text(json.dumps({"sha256": {"encoder.onnx": sha256_of([directory / "encoder.onnx"])}}))
+    manifest = json.loads((directory / MANIFEST).read_text())
+    del manifest["sha256"]["decoder.onnx"]
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+
+
+def forget_what_it_was_made_of(directory: Path) -> None:
+    manifest = json.loads((directory / MANIFEST).read_text())
+    del manifest["made_of"]
+    (directory / MANIFEST).write_text(json.dumps(manifest))
 
 
 def put_a_list_in_the_manifest(directory: Path) -> None:
@@ -175,6 +233,7 @@ DAMAGES = [
     lose_the_decoder,
     scribble_on_the_manifest,
     forget_a_checksum,
+    forget_what_it_was_made_of,
     put_a_list_in_the_manifest,
     shutil.rmtree,
 ]
@@ -187,7 +246,7 @@ def test_damage_is_noticed(checkpoint: Checkpoint, cache: Path, damage: Callable
     damage(directory)
 
     with pytest.raises(CheckpointError, match="cannot be read any more"):
-        ensure_artefacts(unreadable(checkpoint), "fp32", cache)
+        ensure_artefacts(unreadable(checkpoint), FP32, cache)
     assert directories(cache) == []
 
 
@@ -195,7 +254,7 @@ def test_damage_is_repaired(checkpoint: Checkpoint, cache: Path) -> None:
     [directory] = directories(cache)
     truncate(directory)
     (directory / "left over").touch()
-    artefacts = ensure_artefacts(checkpoint, "fp32", cache)
+    artefacts = ensure_artefacts(checkpoint, FP32, cache)
 
     assert artefacts == Artefacts(directory)
     assert_whole(artefacts)
@@ -204,9 +263,24 @@ def test_damage_is_repaired(checkpoint: Checkpoint, cache: Path) -> None:
 # --- never half there
 
 
+def test_what_a_killed_build_left_is_removed(checkpoint: Checkpoint, cache: Path) -> None:
+    """By the next one that has the same lock; another may be at work elsewhere."""
+    left, elsewhere = (cache / f".little-onnx-{name}-{'a' * 16}-b_8x" for name in ("fp32", "int8"))
+    for directory in (left, elsewhere):
+        directory.mkdir()
+        (directory / "encoder.onnx").touch()
+    [damaged] = [path for path in directories(cache) if path not in (left, elsewhere)]
+    truncate(damaged)
+    with pytest.raises(CheckpointError):
+        ensure_artefacts(unreadable(checkpoint), FP32, cache)
+
+    assert not left.exists()
+    assert elsewhere.exists()
+
+
 def test_a_failing_build_leaves_nothing(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
-        ensure_artefacts(unreadable(checkpoint), "fp32", tmp_path)
+        ensure_artefacts(unreadable(checkpoint), FP32, tmp_path)
 
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
@@ -219,7 +293,7 @@ def test_a_build_that_fails_halfway_leaves_nothing(
 
     monkeypatch.setattr("asr.build.export.export_decoder", fails)
     with pytest.raises(KeyboardInterrupt):
-        ensure_artefacts(checkpoint, "fp32", tmp_path)
+        ensure_artefacts(checkpoint, FP32, tmp_path)
 
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
@@ -228,74 +302,192 @@ def test_a_cache_that_cannot_be_one(checkpoint: Checkpoint, tmp_path: Path) -> N
     path = tmp_path / "a file"
     path.touch()
     with pytest.raises(ArtefactError, match="cannot be built") as caught:
-        ensure_artefacts(checkpoint, "fp32", path)
+        ensure_artefacts(checkpoint, FP32, path)
 
     assert str(path) in str(caught.value)
 
 
-# --- the key
+# --- what fits
 
 
-def directory_of(checkpoint: Checkpoint, precision: str, cache: Path) -> Path:
-    """Where a build would go, found by one that fails."""
-    with pytest.raises(CheckpointError):
-        ensure_artefacts(unreadable(checkpoint), precision, cache)
-    [lock] = cache.glob("*.lock")
-    lock.unlink()
-    return lock.with_suffix("")
+def serves(cache: Path, checkpoint: Checkpoint, recipe: Recipe) -> bool:
+    """Whether the cache has what is wanted; if not, what it has stays."""
+    before = directories(cache)
+    try:
+        return ensure_artefacts(unreadable(checkpoint), recipe, cache).directory in before
+    except (CheckpointError, ArtefactError):  # the latter where a calibration set is missed even before the weights
+        assert directories(cache) == before
+        return False
 
 
-def test_the_same_content_has_the_same_key(checkpoint: Checkpoint, weights_file: Path, tmp_path: Path) -> None:
+def copy_of(directory: Path, key: str, *, older_by_s: float) -> Path:
+    """The same under another key, as a build of some other time would have left it."""
+    copy = directory.with_name(f"{directory.name[:-16]}{key * 16}")
+    shutil.copytree(directory, copy)
+    modified = directory.stat().st_mtime - older_by_s
+    os.utime(copy, (modified, modified))
+    return copy
+
+
+def test_the_same_content_fits(checkpoint: Checkpoint, weights_file: Path, cache: Path, tmp_path: Path) -> None:
     copy = shutil.copy(weights_file, tmp_path / "little.pt")
-    cache = tmp_path / "cache"
 
-    assert directory_of(load_checkpoint(copy), "fp32", cache) == directory_of(checkpoint, "fp32", cache)
-
-
-def test_another_precision_has_another_directory(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    assert directory_of(checkpoint, "int8", tmp_path) != directory_of(checkpoint, "fp32", tmp_path)
-    assert directory_of(checkpoint, "int8", tmp_path).name.startswith("little-int8-")
+    assert serves(cache, load_checkpoint(copy), FP32)
 
 
-def test_other_weights_have_another_key(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_other_weights_do_not(checkpoint: Checkpoint, cache: Path, tmp_path: Path) -> None:
     other = random_weights(DIMS)
     other["encoder.conv1.bias"][0] += 1
     write_openai(tmp_path / "little.pt", DIMS, other)
-    cache = tmp_path / "cache"
 
-    assert directory_of(load_checkpoint(tmp_path / "little.pt"), "fp32", cache) != directory_of(
-        checkpoint, "fp32", cache
-    )
+    assert not serves(cache, load_checkpoint(tmp_path / "little.pt"), FP32)
+
+
+@pytest.mark.parametrize(
+    "recipe", [INT8, Recipe("int8-weights"), Recipe("fp16"), Recipe("mixed"), Recipe("int8", activations="calibrated")]
+)
+def test_another_recipe_does_not(checkpoint: Checkpoint, cache: Path, recipe: Recipe) -> None:
+    assert not serves(cache, checkpoint, recipe)
 
 
 @pytest.mark.parametrize("library", ["torch", "onnx", "onnxscript"])
-def test_another_library_has_another_key(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+def test_another_library_does_not(
+    checkpoint: Checkpoint, cache: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
-    before = directory_of(checkpoint, "fp32", tmp_path)
     monkeypatch.setattr("asr.build.artefacts.version", lambda name: "99.0" if name == library else version(name))
 
-    assert directory_of(checkpoint, "fp32", tmp_path) != before
+    assert not serves(cache, checkpoint, FP32)
 
 
-def test_other_code_has_another_key(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = directory_of(checkpoint, "fp32", tmp_path / "cache")
+def test_other_code_does_not(
+    checkpoint: Checkpoint, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changed = tmp_path / "model.py"
     changed.write_text(Path(asr.model.__file__).read_text() + "\n# changed\n")
     monkeypatch.setattr("asr.model.__file__", str(changed))
 
-    assert directory_of(checkpoint, "fp32", tmp_path / "cache") != before
+    assert not serves(cache, checkpoint, FP32)
 
 
-def test_another_kind_of_processor_has_another_key(
-    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("installed", "fits"), [("0.47.0", True), (None, True), ("99.0", False)])
+def test_modelopt_is_not_needed_to_serve(
+    checkpoint: Checkpoint, cache: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, fits: bool
 ) -> None:
-    """Weights are signed or not by what the processor can do, and a cache may be shared."""
-    before = directory_of(checkpoint, "int8", tmp_path)
-    exact = asr.build.quantize.has_exact_u8s8()
-    monkeypatch.setattr("asr.build.quantize.has_exact_u8s8", lambda: not exact)
+    """But where it is installed, what another version of it made is made again."""
+    [directory] = directories(cache)
+    manifest = Artefacts(directory).manifest
+    made_of = manifest["made_of"]
+    assert isinstance(made_of, dict)
+    made_of |= {"precision": "fp16", "modelopt": "0.47.0"}
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+    directory.rename(directory.with_name(directory.name.replace("fp32", "fp16")))
+    monkeypatch.setattr("asr.build.artefacts._version_or_none", lambda name: installed)
 
-    assert directory_of(checkpoint, "int8", tmp_path) != before
+    assert serves(cache, checkpoint, Recipe("fp16")) is fits
+
+
+def test_another_kind_of_processor(checkpoint: Checkpoint, int8_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are signed or not by what the processor can do, and a cache may be shared."""
+    exact = per_token.has_exact_u8s8()
+    assert serves(int8_cache, checkpoint, INT8)
+    assert serves(int8_cache, checkpoint, Recipe("int8", activations="per-token"))
+    monkeypatch.setattr("asr.build.per_token.has_exact_u8s8", lambda: not exact)
+
+    assert not serves(int8_cache, checkpoint, INT8)
+
+
+def test_the_newest_that_is_intact(checkpoint: Checkpoint, cache: Path) -> None:
+    [newest] = directories(cache)
+    middle, oldest = copy_of(newest, "a", older_by_s=60), copy_of(newest, "b", older_by_s=120)
+    for directory in (newest, middle, oldest):
+        assert ensure_artefacts(unreadable(checkpoint), FP32, cache).directory == directory
+        truncate(directory)
+    with pytest.raises(CheckpointError):
+        ensure_artefacts(unreadable(checkpoint), FP32, cache)
+
+
+def test_a_name_with_brackets(checkpoint: Checkpoint, cache: Path) -> None:
+    """Which a pattern of file names would take for a set of characters."""
+    [directory] = directories(cache)
+    directory.rename(directory.with_name(directory.name.replace("little", "[lit]tle")))
+
+    assert serves(cache, replace(checkpoint, name="[lit]tle"), FP32)
+
+
+# --- what fits, where a calibration set is needed
+
+
+def write_noises(folder: Path) -> Path:
+    """A calibration set of two half seconds."""
+    folder.mkdir()
+    for seed, name in enumerate(("one", "two")):
+        noise = np.random.default_rng(seed).normal(0, 0.1, SAMPLE_RATE // 2)
+        (folder / f"{name}.wav").write_bytes(wav(noise.astype(np.float32)))
+    return folder
+
+
+@pytest.fixture
+def noises(tmp_path: Path) -> Path:
+    return write_noises(tmp_path / "noises")
+
+
+def calibrated(calibration: Path | None) -> Recipe:
+    return Recipe("int8", activations="calibrated", calibration=calibration)
+
+
+@pytest.fixture(scope="module")
+def calibrated_cache(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("calibrated")
+    ensure_artefacts(checkpoint, calibrated(write_noises(folder / "noises")), folder / "cache")
+    return folder / "cache"
+
+
+def test_any_calibration_set_fits_where_none_is_named(checkpoint: Checkpoint, calibrated_cache: Path) -> None:
+    assert serves(calibrated_cache, checkpoint, calibrated(None))
+    assert not serves(calibrated_cache, checkpoint, INT8)
+
+
+def test_the_same_calibration_set_fits(checkpoint: Checkpoint, calibrated_cache: Path, noises: Path) -> None:
+    """Wherever it is."""
+    assert serves(calibrated_cache, checkpoint, calibrated(noises))
+
+
+def change_a_sample(noises: Path) -> None:
+    path = noises / "two.wav"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+
+
+def remove_a_recording(noises: Path) -> None:
+    (noises / "two.wav").unlink()
+
+
+def say_what_is_said(noises: Path) -> None:
+    lines = [json.dumps({"file": f"{name}.wav", "text": "Noise."}) for name in ("one", "two")]
+    (noises / "manifest.jsonl").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("change", [change_a_sample, remove_a_recording, say_what_is_said])
+def test_another_calibration_set_does_not(
+    checkpoint: Checkpoint, calibrated_cache: Path, noises: Path, change: Callable[[Path], None]
+) -> None:
+    change(noises)
+
+    assert not serves(calibrated_cache, checkpoint, calibrated(noises))
+
+
+@pytest.mark.parametrize("use", [{"range_method": "entropy"}, {"trailing_silence": False}])
+def test_another_use_of_the_calibration_set_does_not(
+    checkpoint: Checkpoint, calibrated_cache: Path, noises: Path, use: dict[str, Any]
+) -> None:
+    assert not serves(calibrated_cache, checkpoint, replace(calibrated(noises), **use))
+
+
+@pytest.mark.parametrize("recipe", [calibrated(None), Recipe("mixed")])
+def test_what_needs_a_calibration_set_says_so(checkpoint: Checkpoint, tmp_path: Path, recipe: Recipe) -> None:
+    with pytest.raises(ArtefactError, match=r"onnx (int8|mixed): needs a calibration set: .* --calibration FOLDER"):
+        ensure_artefacts(checkpoint, recipe, tmp_path)
+
+    assert directories(tmp_path) == []
 
 
 # --- where
@@ -314,13 +506,25 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 # --- the command
 
 
-def test_the_command_prints_the_directory(
-    weights_file: Path, checkpoint: Checkpoint, cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--model", str(weights_file), "--precision", "fp32", "--cache", str(cache)]
+def test_the_command_prints_what_was_built(weights_file: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [directory] = directories(cache)
+    mib = [f"{(directory / file).stat().st_size / 2**20:.1f}" for file in GRAPHS]
 
-    assert main(arguments) == 0
-    assert capsys.readouterr().out == f"{ensure_artefacts(checkpoint, 'fp32', cache).directory}\n"
+    assert main(["--model", str(weights_file), "--precision", "fp32", "--cache", str(cache)]) == 0
+    printed, empty, *table = capsys.readouterr().out.splitlines()
+    assert (printed, empty) == (str(directory), "")
+    assert table[:2] == ["| graph | precision | products in int8 | MiB | built in |", "|---|---|---:|---:|---:|"]
+    for row, start in zip(
+        table[2:], (f"| encoder | fp32 | 0 of 8 | {mib[0]} |", f"| decoder | fp32 | 0 of 9 | {mib[1]} |"), strict=True
+    ):
+        assert re.fullmatch(re.escape(start) + r" \d+\.\d s \|", row)
+
+
+def test_the_command_prints_the_manifest(weights_file: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [directory] = directories(cache)
+
+    assert main(["--model", str(weights_file), "--precision", "fp32", "--output", str(cache), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == Artefacts(directory).manifest
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

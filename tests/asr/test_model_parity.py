@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asr.build.artefacts import ensure_artefacts
+from asr.build.recipe import Precision, Recipe
 from asr.features import SAMPLE_RATE, WINDOW_FRAMES, WINDOW_SAMPLES, LogMel
 from asr.kv_cache import BLOCK, KvCache
 from asr.model import MASKED, decoder_input_names, decoder_output_names, encoder_input_names, encoder_output_names
@@ -65,8 +66,8 @@ def int8_sessions(model: LoadedModel, artefact_cache: Path) -> Sessions:
     return built_sessions(model, "int8", artefact_cache)
 
 
-def built_sessions(model: LoadedModel, precision: str, cache: Path) -> Sessions:
-    artefacts = ensure_artefacts(model.checkpoint, precision, cache)
+def built_sessions(model: LoadedModel, precision: Precision, cache: Path) -> Sessions:
+    artefacts = ensure_artefacts(model.checkpoint, Recipe(precision), cache)
     return Sessions(OnnxSession(artefacts.encoder, THREADS), OnnxSession(artefacts.decoder, THREADS))
 
 
@@ -360,7 +361,7 @@ def test_exported_decoder(
 
 
 def test_int8_encoder_is_near_the_exact_one(torch_sessions: Sessions, int8_sessions: Sessions, windows: Tensor) -> None:
-    """The bound is what was measured when this way of quantising was chosen (0.065), with room for other speech."""
+    """Measured: 0.050 for base, 0.084 for tiny.en; the bound leaves room for other speech."""
     exact = encode(torch_sessions, windows[:1, :, :600], [600])
     rounded = encode(int8_sessions, windows[:1, :, :600], [600])
 

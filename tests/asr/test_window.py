@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from asr.engine import load_engine
 from asr.features import SAMPLE_RATE, WINDOW_FRAMES, LogMel
+from asr.loading import load_engine
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
 from asr.window import DENSE_SILENCE_POSITIONS, STRIDE_POSITIONS, WINDOW_POSITIONS, window_for

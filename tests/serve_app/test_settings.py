@@ -53,7 +53,7 @@ def test_strings_of_the_command_line() -> None:
         ("max_batch_audio_s", "29"),
         ("batch_wait_ms", "-1"),
         ("threads", "0"),
-        ("precision", "fp16"),
+        ("precision", "int4"),
         ("backend", "tensorflow"),
     ],
 )
@@ -62,10 +62,20 @@ def test_what_cannot_be_is_refused_by_name(name: str, value: str) -> None:
         settings(**{name: value})
 
 
-def test_torch_runs_fp32_only() -> None:
-    with pytest.raises(ValidationError, match="backend torch runs precision fp32 only"):
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-weights", "mixed"])
+@pytest.mark.parametrize("backend", ["onnx", "tensorrt", "torch"])
+def test_torch_alone_is_not_quantized(backend: str, precision: str) -> None:
+    if backend == "torch" and precision not in ("fp32", "fp16"):
+        with pytest.raises(ValidationError, match="backend torch runs precision fp32 or fp16 only"):
+            settings(backend=backend, precision=precision)
+    else:
+        given = settings(backend=backend, precision=precision)
+        assert (given.backend, given.precision) == (backend, precision)
+
+
+def test_torch_has_to_be_told_its_precision() -> None:
+    with pytest.raises(ValidationError, match="backend torch runs precision fp32 or fp16 only"):
         settings(backend="torch")
-    assert settings(backend="torch", precision="fp32").backend == "torch"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""What is to be built of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+Precision: TypeAlias = Literal["fp32", "fp16", "int8", "int8-weights", "mixed"]
+Backend: TypeAlias = Literal["onnx", "torch", "tensorrt"]
+GraphBackend: TypeAlias = Literal["onnx", "tensorrt"]  # torch needs no graphs
+Activations: TypeAlias = Literal["per-token", "calibrated"]
+RangeMethod: TypeAlias = Literal["max", "entropy"]
+
+QUANTIZED = ("int8", "mixed")
+TORCH_PRECISIONS = ("fp32", "fp16")
+
+
+@dataclass(frozen=True)
+class TensorRTSettings:
+    """What a TensorRT plan is made for.
+
+    target: "native" for the GPU of this machine, or a compute capability such as "sm75"; max_batch: rows; frames:
+    smallest, typical and largest log-mel frames (100 a second) of a row, by default from the shortest window that is
+    ever encoded to 30 s; optimization_level: 0 to 5; workspace_mib: bound of the memory for intermediate results.
+    """
+
+    target: str = "native"
+    max_batch: int = 32
+    frames: tuple[int, int, int] = (280, 800, 3000)
+    optimization_level: int = 5
+    workspace_mib: int | None = None
+
+    @property
+    def workspace_bytes(self) -> int | None:
+        return None if self.workspace_mib is None else self.workspace_mib << 20
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How the graphs of a checkpoint are made.
+
+    precision: fp16 keeps in float32 what float16 cannot hold; int8 has products in int8, int8-weights only their
+    weights; mixed is int8 where a measurement on the calibration set allows it.
+    activations: how int8 products see their left operand. per-token (ONNX Runtime): each by its own range, found while
+    running. calibrated (the only way of TensorRT): one range for each product, found beforehand. None: by the backend.
+    calibration: a folder of recordings or a manifest; None takes what was built with any, and cannot build what needs
+    one.
+    range_method, trailing_silence: how ranges are chosen, and on which windows. max_error_increase: of mixed, in points
+    of word error rate. tensorrt: None takes a plan for the GPU of this machine, however made.
+    """
+
+    precision: Precision = "int8"
+    backend: GraphBackend = "onnx"
+    activations: Activations | None = None
+    calibration: Path | None = None
+    range_method: RangeMethod = "max"
+    trailing_silence: bool = True
+    max_error_increase: float = 0.4
+    tensorrt: TensorRTSettings | None = None
+
+    @property
+    def has_int8(self) -> bool:
+        return self.quantizes_activations or self.precision == "int8-weights"
+
+    @property
+    def quantizes_activations(self) -> bool:
+        return self.precision in QUANTIZED
+
+    @property
+    def resolved_activations(self) -> Activations:
+        if self.backend == "tensorrt":
+            return "calibrated"
+        return self.activations or "per-token"
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self.precision == "mixed" or (self.precision == "int8" and self.resolved_activations == "calibrated")
+
+    @property
+    def is_half(self) -> bool:
+        """Whether what is not int8 is float16."""
+        return self.precision == "fp16" or (self.backend == "tensorrt" and self.precision != "fp32")

@@ -1,0 +1,81 @@
+"""From the name of a model to an engine that is ready to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from asr.build.artefacts import Artefacts, ensure_artefacts
+from asr.build.recipe import TORCH_PRECISIONS, Backend, Precision, Recipe
+from asr.checkpoint import Checkpoint, load_checkpoint
+from asr.engine import Engine
+from asr.memory import DeviceMemory
+from asr.model import decoder_input_names, decoder_output_names, encoder_input_names, encoder_output_names
+from asr.processors import usable_cpus
+from asr.session import Session
+from asr.sessions.cuda_graphs import BATCHES, GraphedSession
+from asr.sessions.onnxruntime import OnnxSession
+from asr.sessions.pytorch import TorchSession
+from asr.sessions.tensorrt import TensorRTSession
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+
+
+def load_engine(
+    model: str | Path | Checkpoint,
+    *,
+    precision: Precision = "int8",
+    backend: Backend = "onnx",
+    threads: int | None = None,
+    max_batch: int = BATCHES[-1],
+    cache_dir: Path | None = None,
+) -> Engine:
+    """Open a checkpoint and get it ready to run; what has to be built is built once and kept in `cache_dir`.
+
+    threads: of a model on the CPU; max_batch: rows that a GPU reserves buffers for.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be used.
+        ArtefactError: a built file cannot be made or used.
+        ValueError: the backend does not have this precision.
+    """
+    checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
+    if backend == "torch":
+        return _engine(checkpoint, *_torch_sessions(checkpoint, precision, max_batch))
+    artefacts = ensure_artefacts(checkpoint, Recipe(precision, backend), cache_dir)
+    return engine_of(checkpoint, artefacts, threads or usable_cpus(), max_batch)
+
+
+def engine_of(checkpoint: Checkpoint, artefacts: Artefacts, threads: int, max_batch: int = BATCHES[-1]) -> Engine:
+    """An engine over what was built of a checkpoint.
+
+    Raises:
+        ArtefactError: a built file cannot be used.
+    """
+    if artefacts.backend == "tensorrt":
+        return _engine(checkpoint, *_tensorrt_sessions(checkpoint, artefacts, max_batch))
+    encoder, decoder = (OnnxSession(path, threads) for path in (artefacts.encoder, artefacts.decoder))
+    return _engine(checkpoint, encoder, decoder)
+
+
+def _engine(checkpoint: Checkpoint, encoder: Session, decoder: Session) -> Engine:
+    memory = DeviceMemory(encoder.device) if encoder.device.type == "cuda" else None
+    return Engine(checkpoint.dims, checkpoint.tokenizer, encoder, decoder, memory)
+
+
+def _torch_sessions(checkpoint: Checkpoint, precision: Precision, max_batch: int) -> tuple[Session, Session]:
+    if precision not in TORCH_PRECISIONS:
+        raise ValueError(f"backend torch runs {' or '.join(TORCH_PRECISIONS)}, not {precision}")
+    dims, dtype = checkpoint.dims, DTYPES[precision]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    modules = checkpoint.modules()
+    encoder = TorchSession(modules[0].to(dtype), encoder_input_names(), encoder_output_names(dims), device)
+    decoder = TorchSession(modules[1].to(dtype), decoder_input_names(dims), decoder_output_names(), device)
+    return encoder, GraphedSession(decoder, dims, max_batch=max_batch) if device.type == "cuda" else decoder
+
+
+def _tensorrt_sessions(checkpoint: Checkpoint, artefacts: Artefacts, max_batch: int) -> tuple[Session, Session]:
+    device = torch.device("cuda")
+    encoder, decoder = (TensorRTSession(path, device) for path in (artefacts.encoder, artefacts.decoder))
+    return encoder, GraphedSession(decoder, checkpoint.dims, max_batch=max_batch)
