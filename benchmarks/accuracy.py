@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asr.checkpoint.embedded import MODELS
-from asr.engine import usable_cpus
 from asr.errors import AsrError
+from asr.processors import usable_cpus
 from benchmarks.scoring import CHARACTER_LANGUAGES, Result, Run, Score, score_failure, score_text
 from benchmarks.speech_set import DEFAULT_SPEECH, NON_SPEECH, Clip, Group, SpeechSetError, read_speech_set
 from benchmarks.systems import SYSTEMS, TITLES, UnavailableError

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from asr.engine import usable_cpus
+from asr.processors import usable_cpus
 from benchmarks.accuracy import cpu_name
 from benchmarks.scoring import score_clip, total
 from benchmarks.speech_set import DEFAULT_SPEECH, Clip, SpeechSetError, read_speech_set

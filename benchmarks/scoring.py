@@ -62,6 +62,26 @@ def score_units(said: Sequence[str], heard: Sequence[str]) -> Score:
     return Score(alignment.substitutions + alignment.deletions + alignment.insertions, len(said))
 
 
+def score_ending(clip: Clip, hypothesis: str, count: int) -> Score:
+    """Errors in the last units of a clip, against its closest reference: units of the reference that were not heard as
+    they are, and what was heard after the last of them."""
+    heard = units(hypothesis, clip.language or "")
+    said = [units(reference, clip.language or "") for reference in clip.references]
+    return min((_score_ending(reference, heard, count) for reference in said), key=lambda score: score.errors)
+
+
+def _score_ending(said: Sequence[str], heard: Sequence[str], count: int) -> Score:
+    first = max(0, len(said) - count)
+    [chunks] = jiwer.process_words(" ".join(said), " ".join(heard)).alignments
+    errors = 0
+    for chunk in chunks:
+        if chunk.type == "insert":
+            errors += (chunk.hyp_end_idx - chunk.hyp_start_idx) * (chunk.ref_start_idx > first)
+        elif chunk.type != "equal":
+            errors += max(0, chunk.ref_end_idx - max(chunk.ref_start_idx, first))
+    return Score(errors, len(said) - first)
+
+
 def total(scores: Iterable[Score]) -> Score:
     """The score of a set, from those of its clips."""
     listed = list(scores)
