@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import resource
 import statistics
@@ -69,9 +70,8 @@ class Measured:
     """One precision of one model.
 
     encoder_bytes, decoder_bytes: of the files; encoder_ms: of one row, by what of ENCODED it is; latency_ms: median of
-    an utterance alone; utterances_per_s: by batch; peak_bytes: largest resident memory of the process; scores,
-    held_out: by language, of all clips and of those that were not for calibration; endings: of the last words of all
-    clips.
+    an utterance alone; utterances_per_s: by batch; peak_bytes: largest resident memory of the process; scores: of every
+    clip; endings: of the last words of all clips.
     """
 
     name: str
@@ -83,8 +83,7 @@ class Measured:
     latency_ms: float
     utterances_per_s: dict[int, float]
     peak_bytes: int
-    scores: dict[str, Score]
-    held_out: dict[str, Score]
+    scores: list[Score]
     endings: Score
     choice: dict[str, Any] | None
 
@@ -108,8 +107,6 @@ def measure(model: str, name: str, recipe: Recipe, clips: Sequence[Clip], cache:
     }
     encoder_ms = {title: _encoder_ms(artefacts.encoder, engine.dims.n_mels, *size) for title, size in ENCODED.items()}
     texts = _texts(engine, clips)
-    scores = [score_clip(clip, text) for clip, text in zip(clips, texts, strict=True)]
-    held_out = [index for index in range(len(clips)) if index % 2]
     return Measured(
         name=name,
         quantized=sum(graph["quantized"] for graph in manifest["graphs"]),
@@ -120,8 +117,7 @@ def measure(model: str, name: str, recipe: Recipe, clips: Sequence[Clip], cache:
         latency_ms=latency_ms,
         utterances_per_s=utterances_per_s,
         peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
-        scores=_by_language(clips, scores),
-        held_out=_by_language([clips[i] for i in held_out], [scores[i] for i in held_out]),
+        scores=[score_clip(clip, text) for clip, text in zip(clips, texts, strict=True)],
         endings=total(score_ending(clip, text, ENDING_UNITS) for clip, text in zip(clips, texts, strict=True)),
         choice=manifest["choice"],
     )
@@ -161,13 +157,13 @@ def _texts(engine: Engine, clips: Sequence[Clip]) -> list[str]:
     return texts
 
 
-def _by_language(clips: Sequence[Clip], scores: Sequence[Score]) -> dict[str, Score]:
-    languages = {clip.id: clip.language if clip.language in MAIN_LANGUAGES else OTHERS for clip in clips}
-    return {
-        language: total(score for clip, score in zip(clips, scores, strict=True) if languages[clip.id] == language)
-        for language in (*MAIN_LANGUAGES, OTHERS)
-        if language in languages.values()
-    }
+def _by_language(clips: Sequence[Clip], *, held_out: bool = False) -> dict[str, list[int]]:
+    """Language → places of its clips; held_out: only of those that were not for calibration."""
+    places: dict[str, list[int]] = {language: [] for language in (*MAIN_LANGUAGES, OTHERS)}
+    for index, clip in enumerate(clips):
+        if index % 2 or not held_out:
+            places[clip.language if clip.language in MAIN_LANGUAGES else OTHERS].append(index)
+    return {language: indices for language, indices in places.items() if indices}
 
 
 # --- the report
@@ -189,10 +185,10 @@ def report(model: str, results: Sequence[Measured], clips: Sequence[Clip]) -> st
         *map(_speed_row, results),
         "",
         "| | "
-        + " | ".join(f"{language}, % | change | on held-out clips" for language in exact.scores)
+        + " | ".join(f"{language}, % | change | on held-out clips" for language in _by_language(clips))
         + f" | errors in the last {ENDING_UNITS} words |",
-        "|---|" + "---:|" * (3 * len(exact.scores) + 1),
-        *(_error_row(measured, exact) for measured in results),
+        "|---|" + "---:|" * (3 * len(_by_language(clips)) + 1),
+        *(_error_row(measured, exact, clips) for measured in results),
     ]
     return "\n".join(lines) + "\n"
 
@@ -210,16 +206,23 @@ def _speed_row(measured: Measured) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _error_row(measured: Measured, exact: Measured) -> str:
+def _error_row(measured: Measured, exact: Measured, clips: Sequence[Clip]) -> str:
     cells = [measured.name]
-    for language, score in measured.scores.items():
-        changes = [
-            100 * (mine[language].rate - theirs[language].rate)
-            for mine, theirs in ((measured.scores, exact.scores), (measured.held_out, exact.held_out))
-        ]
-        cells += [f"{100 * score.rate:.2f}", *(f"{change:+.2f}" for change in changes)]
+    held_out = _by_language(clips, held_out=True)
+    for language, places in _by_language(clips).items():
+        cells.append(f"{100 * total(measured.scores[place] for place in places).rate:.2f}")
+        cells += [_change(measured, exact, places), _change(measured, exact, held_out.get(language, []))]
     cells.append(f"{measured.endings.errors} of {measured.endings.reference_length}")
     return f"| {' | '.join(cells)} |"
+
+
+def _change(measured: Measured, exact: Measured, places: Sequence[int]) -> str:
+    """Of the error rate, in points, and its standard error over the clips, which are few."""
+    length = sum(exact.scores[place].reference_length for place in places)
+    changes = [measured.scores[place].errors - exact.scores[place].errors for place in places]
+    if measured is exact or not length:
+        return ""
+    return f"{100 * sum(changes) / length:+.2f} ± {100 * math.sqrt(sum(one**2 for one in changes)) / length:.2f}"
 
 
 # --- the run

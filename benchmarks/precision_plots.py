@@ -61,8 +61,9 @@ def sensitivity(choice: dict[str, Any]) -> Figure:
 
 
 def _error_rate(measured: Measured) -> float:
-    scores = measured.scores.values()
-    return 100 * sum(score.errors for score in scores) / sum(score.reference_length for score in scores)
+    return (
+        100 * sum(score.errors for score in measured.scores) / sum(score.reference_length for score in measured.scores)
+    )
 
 
 def _save(figure: Figure, stem: Path) -> None:

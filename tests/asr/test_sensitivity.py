@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
 
@@ -141,7 +142,14 @@ def ruining(quantize: Quantize, graph: str, product: str) -> Quantize:
 @pytest.fixture(scope="module")
 def unlimited(tiny_en: LoadedModel, graphs: Mapping[str, Path], recordings: list[Recording], int8: Quantize) -> Choice:
     return choose_placement(
-        tiny_en.checkpoint, graphs, CANDIDATES, int8, recordings, max_error_increase=math.inf, threads=1
+        tiny_en.checkpoint,
+        graphs,
+        CANDIDATES,
+        int8,
+        recordings,
+        max_error_increase=math.inf,
+        max_divergence=math.inf,
+        threads=1,
     )
 
 
@@ -182,6 +190,7 @@ def test_what_ruins_the_model_stays_out(
         ruining(int8, "encoder", ruined),
         recordings,
         max_error_increase=0,
+        max_divergence=math.inf,
         threads=1,
     )
 
@@ -189,16 +198,38 @@ def test_what_ruins_the_model_stays_out(
     assert choice.order[-1].group == f"encoder.{ruined}"
     assert choice.order[-1].divergence > 100 * choice.order[-2].divergence
     assert (choice.quantized, [trial.quantized for trial in choice.trials]) == (3, [4, 2, 3])
-    assert choice.trials[0].error_rate > choice.float_error_rate == choice.trials[-1].error_rate
+    first, last = choice.trials[0].error_rate, choice.trials[-1].error_rate
+    assert first is not None
+    assert first > choice.float_error_rate == last
     assert choice.trials[-1].share == pytest.approx(sum(one.share for one in choice.order[:-1]))
+
+
+def test_divergence_alone_keeps_a_product_out(
+    tiny_en: LoadedModel, graphs: Mapping[str, Path], recordings: list[Recording], int8: Quantize, unlimited: Choice
+) -> None:
+    """However many errors are allowed: a set of a few words would not show what it costs."""
+    allowed = unlimited.trials[0].divergence / 2
+    choice = choose_placement(
+        tiny_en.checkpoint,
+        graphs,
+        CANDIDATES,
+        int8,
+        recordings,
+        max_error_increase=math.inf,
+        max_divergence=allowed,
+        threads=1,
+    )
+
+    assert 0 < choice.quantized < len(GROUPS)
+    assert choice.trials[0].error_rate is None
+    assert all((trial.error_rate is None) == (trial.divergence > allowed) for trial in choice.trials)
 
 
 def test_a_manifest_can_hold_it(unlimited: Choice) -> None:
     read = json.loads(json.dumps(unlimited.as_json()))
 
     assert [entry["group"] for entry in read["order"]] == [one.group for one in unlimited.order]
-    assert read["trials"] == [
-        {"quantized": 4, "share": unlimited.trials[0].share, "error_rate": unlimited.trials[0].error_rate}
-    ]
+    assert read["trials"] == [asdict(unlimited.trials[0])]
+    assert read["trials"][0].keys() == {"quantized", "share", "divergence", "error_rate"}
     assert read["quantized"] == 4
     assert read["float_error_rate"] == unlimited.float_error_rate
