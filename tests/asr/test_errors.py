@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from collections.abc import Sequence
 
 import pytest
 
@@ -15,12 +16,15 @@ CLASSES = [
 ]
 
 
+EXAMPLES: dict[object, object] = {int: 99, Sequence[str]: ("first line", "second line")}
+
+
 def example(kind: type[AsrError]) -> AsrError:
     """One of this class, with a value of its own for each argument."""
     if kind.__init__ is AsrError.__init__:
         return kind("some message")
     parameters = inspect.signature(kind, eval_str=True).parameters.values()
-    return kind(*(99 if parameter.annotation is int else f"some {parameter.name}" for parameter in parameters))
+    return kind(*(EXAMPLES.get(parameter.annotation, f"some {parameter.name}") for parameter in parameters))
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -37,8 +41,9 @@ def test_an_error_survives_pickling(kind: type[AsrError]) -> None:
 def test_the_message_has_every_argument(kind: type[AsrError]) -> None:
     error = example(kind)
 
-    assert all(str(argument) in str(error) for argument in error.args)
-    assert error.args
+    arguments = [part for argument in error.args for part in (argument if isinstance(argument, tuple) else [argument])]
+    assert all(str(argument) in str(error) for argument in arguments)
+    assert arguments
 
 
 def test_all_hang_on_one_tree() -> None:

@@ -48,7 +48,7 @@ def test_tensorrt_for_rtx_does_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_none_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in MODULES:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ArtefactError, match=r"install tensorrt-cu12 .* else tensorrt-rtx-cu12-bindings"):
+    with pytest.raises(ArtefactError, match=r"install rayscribe\[tensorrt\] .* else tensorrt-rtx-cu12-bindings"):
         load_anew()
 
 
