@@ -27,7 +27,7 @@ def to_half(graph: Path, inputs: Mapping[str, Tensor]) -> ModelProto:
         ArtefactError: ModelOpt is not installed, or cannot convert the graph.
     """
     try:
-        from modelopt.onnx.autocast import convert_to_mixed_precision
+        from modelopt.onnx.autocast.convert import convert_to_mixed_precision
     except ImportError as error:
         raise ArtefactError(str(graph), "float16 needs ModelOpt: pip install rayscribe[precision]") from error
     for logger in ("modelopt.onnx", "modelopt.onnx.autocast"):

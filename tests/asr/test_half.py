@@ -198,7 +198,7 @@ def test_the_same_is_heard(tiny_en: LoadedModel, graphs: Graphs, speech: NDArray
 def test_without_modelopt(
     tmp_path: Path, samples: dict[str, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("modelopt", "modelopt.onnx", "modelopt.onnx.autocast"):
+    for module in ("modelopt", "modelopt.onnx", "modelopt.onnx.autocast", "modelopt.onnx.autocast.convert"):
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ArtefactError, match=r"encoder\.onnx: float16 needs .*pip install rayscribe\[precision\]"):
         to_half(tmp_path / "encoder.onnx", samples["encoder"])
