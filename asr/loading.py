@@ -11,12 +11,11 @@ from asr.build.recipe import TORCH_PRECISIONS, Backend, Precision, Recipe
 from asr.checkpoint import Checkpoint, load_checkpoint
 from asr.engine import Engine
 from asr.memory import DeviceMemory
-from asr.model import decoder_input_names, decoder_output_names, encoder_input_names, encoder_output_names
 from asr.processors import usable_cpus
 from asr.session import Session
 from asr.sessions.cuda_graphs import BATCHES, GraphedSession
 from asr.sessions.onnxruntime import OnnxSession
-from asr.sessions.pytorch import TorchSession
+from asr.sessions.pytorch import torch_sessions
 from asr.sessions.tensorrt import TensorRTSession
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -69,9 +68,8 @@ def _torch_sessions(checkpoint: Checkpoint, precision: Precision, max_batch: int
         raise ValueError(f"backend torch runs {' or '.join(TORCH_PRECISIONS)}, not {precision}")
     dims, dtype = checkpoint.dims, DTYPES[precision]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    modules = checkpoint.modules()
-    encoder = TorchSession(modules[0].to(dtype), encoder_input_names(), encoder_output_names(dims), device)
-    decoder = TorchSession(modules[1].to(dtype), decoder_input_names(dims), decoder_output_names(), device)
+    encoder_module, decoder_module = checkpoint.modules()
+    encoder, decoder = torch_sessions(encoder_module.to(dtype), decoder_module.to(dtype), dims, device)
     return encoder, GraphedSession(decoder, dims, max_batch=max_batch) if device.type == "cuda" else decoder
 
 

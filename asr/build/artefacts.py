@@ -80,9 +80,8 @@ def ensure_artefacts(checkpoint: Checkpoint, recipe: Recipe, cache_dir: Path | N
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{name}.lock"):
-            directory = _find(cache, name, _properties(checkpoint, recipe), recipe.backend)
-            if directory is None:
-                directory = _build(checkpoint, recipe, cache, name)
+            wanted = _properties(checkpoint, recipe)
+            directory = _find(cache, name, wanted, recipe.backend) or _build(checkpoint, recipe, cache, name, wanted)
     except OSError as error:
         raise ArtefactError(str(cache / name), f"cannot be built ({error})") from error
     return Artefacts(directory, recipe.backend)
@@ -186,8 +185,8 @@ def _version_or_none(distribution: str) -> str | None:
         return None
 
 
-def _build(checkpoint: Checkpoint, recipe: Recipe, cache: Path, name: str) -> Path:
-    made_of = _properties(checkpoint, recipe)
+def _build(checkpoint: Checkpoint, recipe: Recipe, cache: Path, name: str, wanted: Mapping[str, object]) -> Path:
+    made_of = dict(wanted)
     if recipe.backend == "tensorrt":
         made_of |= {"plan": asdict(recipe.tensorrt or TensorRTSettings())}
     key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]

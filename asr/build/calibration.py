@@ -1,7 +1,8 @@
 """How large the activations of a model become on real speech.
 
-The network runs in float32 over whole 30 s windows, trailing silence included: a model that never saw silence when its
-ranges were chosen garbles the ends of sentences. What enters each linear layer is recorded on the way.
+The network runs in float32 over whole 30 s windows, trailing silence included, as it will have to do: models whose
+ranges were chosen without silence are known to garble the ends of sentences. What enters each linear layer is recorded
+on the way.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from onnxruntime.quantization import calibrate
 from torch import Tensor, nn
@@ -29,20 +29,13 @@ from asr.checkpoint.normalised import Checkpoint
 from asr.engine import Engine
 from asr.errors import ArtefactError, AsrError
 from asr.features import WINDOW_SAMPLES, LogMel
-from asr.model import (
-    Decoder,
-    Encoder,
-    decoder_input_names,
-    decoder_output_names,
-    encoder_input_names,
-    encoder_output_names,
-)
-from asr.sessions.pytorch import TorchSession
+from asr.model import Decoder, Encoder
+from asr.sessions.pytorch import torch_sessions
 from asr.transcript import DecodingOptions
 from asr.utterance import Utterance
 
 MANIFEST = "manifest.jsonl"
-MAX_RECORDINGS = 64  # more do not change the ranges
+MAX_RECORDINGS = 64  # spread over the set; about the hundred steps that calibration is commonly given
 BATCH = 4
 HISTOGRAM_BINS = 1024
 SAMPLED_VALUES = 1 << 16  # of one activation that go into its histogram; its largest is exact
@@ -56,59 +49,72 @@ class Recording:
     text: str | None = None
     language: str | None = None
 
-    def waveform(self) -> NDArray[np.float32]:
-        """At most the first 30 s: (samples,) float32 at 16 kHz."""
-        return decode_audio(self.path.read_bytes())[:WINDOW_SAMPLES]
 
-
-@dataclass
+@dataclass(frozen=True)
 class Activation:
-    """What was seen of the left operand of one product.
+    """The left operand of one product, on real speech.
 
-    channel_maxima: (channels,) float32, largest magnitude in each; square_sum, count: of all values; histogram: of
-    them, where the entropy method needs it.
+    channel_maxima: (channels,) float32, largest magnitude in each; range: magnitude up to which values are told apart
+    in int8; mean_square: of all values.
     """
 
     channel_maxima: NDArray[np.float32]
-    histogram: Any = None
-    square_sum: float = 0.0
-    count: int = 0
-
-    def add(self, values: NDArray[np.float32]) -> None:
-        """values: (tokens, channels) float32."""
-        self.channel_maxima = np.maximum(self.channel_maxima, np.abs(values).max(axis=0))
-        self.square_sum += float(np.vdot(values, values))
-        self.count += values.size
-        if self.histogram is not None:
-            stride = max(1, values.size // SAMPLED_VALUES)
-            with contextlib.redirect_stdout(io.StringIO()):  # it prints
-                self.histogram.collect({"": values[::stride]})
-
-    @property
-    def range(self) -> float:
-        """The magnitude up to which values are told apart: the largest seen, or by the entropy method where clipping
-        and rounding together lose least information (Migacz 2017, "8-bit Inference with TensorRT")."""
-        if self.histogram is None:
-            return float(self.channel_maxima.max())
-        with contextlib.redirect_stdout(io.StringIO()):
-            least, most, *_ = self.histogram.compute_collection_result()[""]
-        return float(max(abs(least), abs(most)))
+    range: float
+    mean_square: float
 
     @property
     def signal_to_noise_db(self) -> float:
         """Power of the values over that of the error of rounding them to LEVELS steps of the range."""
         rounding_power = (self.range / LEVELS) ** 2 / 12  # of an error anywhere in half a step up or down
-        return 10 * math.log10(self.square_sum / self.count / rounding_power)
+        if self.mean_square == 0:  # always zero, which int8 has exactly
+            return math.inf
+        return 10 * math.log10(self.mean_square / rounding_power)
 
 
-def _unseen(channels: int, method: RangeMethod) -> Activation:
-    histogram: Any = None
-    if method == "entropy":
+class Observer:
+    """Sees an activation, a batch at a time.
+
+    The range is the largest magnitude, or by the entropy method where clipping and rounding together lose least
+    information (Migacz 2017, "8-bit Inference with TensorRT").
+    """
+
+    def __init__(self, method: RangeMethod) -> None:
+        self._channel_maxima: NDArray[np.float32] = np.zeros(1, np.float32)
+        self._square_sum, self._count = 0.0, 0
         collector: Any = calibrate.HistogramCollector  # has no types
-        histogram = collector(
-            "entropy", symmetric=True, num_bins=HISTOGRAM_BINS, num_quantized_bins=128, percentile=100, scenario="same"
+        self._histogram = (
+            collector(
+                "entropy",
+                symmetric=True,
+                num_bins=HISTOGRAM_BINS,
+                num_quantized_bins=128,
+                percentile=100,
+                scenario="same",
+            )
+            if method == "entropy"
+            else None
         )
-    return Activation(np.zeros(channels, np.float32), histogram)
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """values: (tokens, channels) float32."""
+        self._channel_maxima = np.maximum(self._channel_maxima, np.abs(values).max(axis=0))
+        self._square_sum += float(np.vdot(values, values))
+        self._count += values.size
+        if self._histogram is not None:
+            stride = max(1, values.size // SAMPLED_VALUES)
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints
+                self._histogram.collect({"": values[::stride]})
+
+    def activation(self) -> Activation:
+        """What was seen so far, of at least one value."""
+        return Activation(self._channel_maxima, self._range(), self._square_sum / self._count)
+
+    def _range(self) -> float:
+        if self._histogram is None:
+            return float(self._channel_maxima.max())
+        with contextlib.redirect_stdout(io.StringIO()):
+            least, most, *_ = self._histogram.compute_collection_result()[""]
+        return float(max(abs(least), abs(most)))
 
 
 def read_recordings(source: Path) -> list[Recording]:
@@ -142,32 +148,46 @@ def evenly(recordings: Sequence[Recording], count: int) -> list[Recording]:
     return [recordings[index] for index in np.linspace(0, len(recordings) - 1, min(count, len(recordings))).astype(int)]
 
 
-def full_windows(
-    recordings: Sequence[Recording], checkpoint: Checkpoint, *, trailing_silence: bool = True
-) -> list[Utterance]:
-    """Utterances of 30 s: each recording followed by silence, or else all of them one after another, without any.
+def utterances_of(recordings: Sequence[Recording], checkpoint: Checkpoint) -> list[Utterance]:
+    """An utterance of each recording's first 30 s, in its language where the model knows it.
 
     Raises:
         ArtefactError: a recording cannot be decoded.
     """
     log_mel = LogMel(checkpoint.dims.n_mels)
-    known = checkpoint.tokenizer.languages
-    waveforms, languages = [], []
-    for recording in recordings:
-        try:
-            waveforms.append(recording.waveform())
-        except (AsrError, OSError) as error:
-            raise ArtefactError(str(recording.path), f"cannot be calibrated with ({error})") from error
-        languages.append(recording.language if recording.language in known else None)
-    if not trailing_silence:
-        joined = np.concatenate(waveforms)
-        joined = np.resize(joined, -(-len(joined) // WINDOW_SAMPLES) * WINDOW_SAMPLES)  # the last one is filled up
-        waveforms = np.split(joined, len(joined) // WINDOW_SAMPLES)
-        languages = [None] * len(waveforms)
     return [
-        Utterance(log_mel(waveform), DecodingOptions(language=language), full_window=True)
-        for waveform, language in zip(waveforms, languages, strict=True)
+        Utterance(log_mel(_waveform(recording)), DecodingOptions(language=_language(recording, checkpoint)))
+        for recording in recordings
     ]
+
+
+def full_windows(
+    recordings: Sequence[Recording], checkpoint: Checkpoint, *, trailing_silence: bool = True
+) -> list[Utterance]:
+    """Utterances encoded as 30 s: each recording followed by silence, or all one after another, without any.
+
+    Raises:
+        ArtefactError: a recording cannot be decoded.
+    """
+    if trailing_silence:
+        return [replace(utterance, full_window=True) for utterance in utterances_of(recordings, checkpoint)]
+    joined = np.concatenate([_waveform(recording) for recording in recordings])
+    windows = -(-len(joined) // WINDOW_SAMPLES)
+    filled = np.resize(joined, windows * WINDOW_SAMPLES)  # the last one with the beginning again
+    log_mel = LogMel(checkpoint.dims.n_mels)
+    return [Utterance(log_mel(waveform), full_window=True) for waveform in np.split(filled, windows)]
+
+
+def _waveform(recording: Recording) -> NDArray[np.float32]:
+    """At most the first 30 s: (samples,) float32 at 16 kHz."""
+    try:
+        return decode_audio(recording.path.read_bytes())[:WINDOW_SAMPLES]
+    except (AsrError, OSError) as error:
+        raise ArtefactError(str(recording.path), f"cannot be calibrated with ({error})") from error
+
+
+def _language(recording: Recording, checkpoint: Checkpoint) -> str | None:
+    return recording.language if recording.language in checkpoint.tokenizer.languages else None
 
 
 def observe(
@@ -184,30 +204,22 @@ def observe(
     Raises:
         RecognitionError: the network fails on one of them.
     """
-    dims, cpu = checkpoint.dims, torch.device("cpu")
-    engine = Engine(
-        dims,
-        checkpoint.tokenizer,
-        TorchSession(encoder, encoder_input_names(), encoder_output_names(dims), cpu),
-        TorchSession(decoder, decoder_input_names(dims), decoder_output_names(), cpu),
-    )
-    with _recording_activations({"encoder": encoder, "decoder": decoder}, method) as activations:
+    engine = Engine(checkpoint.dims, checkpoint.tokenizer, *torch_sessions(encoder, decoder, checkpoint.dims))
+    with _observers({"encoder": encoder, "decoder": decoder}, method) as observers:
         for start in tqdm(range(0, len(utterances), BATCH), desc="calibrating", unit="batch"):
             for result in engine.recognize(utterances[start : start + BATCH]):
                 if isinstance(result, AsrError):
                     raise result
-    return activations
+    return {name: observer.activation() for name, observer in observers.items()}
 
 
 @contextlib.contextmanager
-def _recording_activations(modules: Mapping[str, nn.Module], method: RangeMethod) -> Iterator[dict[str, Activation]]:
-    activations: dict[str, Activation] = {}
+def _observers(modules: Mapping[str, nn.Module], method: RangeMethod) -> Iterator[dict[str, Observer]]:
+    """An observer for each linear layer that runs while the block does."""
+    observers: dict[str, Observer] = {}
 
     def record(name: str, inputs: Tensor) -> None:
-        values = inputs.flatten(0, -2).numpy()
-        if name not in activations:
-            activations[name] = _unseen(values.shape[-1], method)
-        activations[name].add(values)
+        observers.setdefault(name, Observer(method)).add(inputs.flatten(0, -2).numpy())
 
     handles = [
         layer.register_forward_pre_hook(lambda _, inputs, name=f"{graph}.{path}": record(name, inputs[0]))
@@ -216,7 +228,7 @@ def _recording_activations(modules: Mapping[str, nn.Module], method: RangeMethod
         if isinstance(layer, nn.Linear)
     ]
     try:
-        yield activations
+        yield observers
     finally:
         for handle in handles:
             handle.remove()

@@ -41,7 +41,8 @@ class Recipe:
     """How the graphs of a checkpoint are made.
 
     precision: fp16 keeps in float32 what float16 cannot hold; int8 has products in int8, int8-weights only their
-    weights; mixed is int8 where a measurement on the calibration set allows it.
+    weights (ONNX Runtime's CPU multiplies them with activations that it rounds to int8 by blocks); mixed is int8 where
+    a measurement on the calibration set allows it.
     activations: how int8 products see their left operand. per-token (ONNX Runtime): each by its own range, found while
     running. calibrated (the only way of TensorRT): one range for each product, found beforehand. None: by the backend.
     calibration: a folder of recordings or a manifest; None takes what was built with any, and cannot build what needs

@@ -22,19 +22,18 @@ from onnx import ModelProto
 from torch import Tensor
 from tqdm import tqdm
 
-from asr.build.calibration import Recording
+from asr.build.calibration import Recording, utterances_of
 from asr.build.error_rate import error_rate
 from asr.build.products import products_of
 from asr.checkpoint.normalised import Checkpoint
 from asr.decoding import Encoded
 from asr.engine import Engine, encode
 from asr.errors import AsrError
-from asr.features import LogMel
 from asr.kv_cache import KvCache
 from asr.model import Dims
 from asr.session import Session
 from asr.sessions.onnxruntime import OnnxSession
-from asr.transcript import DecodingOptions, Recognition
+from asr.transcript import Recognition
 from asr.utterance import Utterance
 
 Placement: TypeAlias = Mapping[str, frozenset[str]]
@@ -61,7 +60,8 @@ class Group:
 class Sensitivity:
     """What one group costs and gives in int8.
 
-    divergence: mean over tokens, in nats, of the output from float32's; share: of all multiplications of an utterance.
+    divergence: mean over tokens, in nats, of the output from float32's; share: of the multiplications of all products,
+    for an utterance of 8 s.
     """
 
     group: str
@@ -71,7 +71,7 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Trial:
-    """One placement that was measured. quantized: how many groups are in int8; share: of all multiplications;
+    """One placement that was measured. quantized: how many groups are in int8; share: as for a group;
     error_rate: in per cent, None where the divergence alone was too much."""
 
     quantized: int
@@ -128,6 +128,7 @@ def choose_placement(
         RecognitionError: the model fails on one of the recordings.
     """
     bench = _Bench(checkpoint, graphs, candidates, quantize, recordings, threads)
+    float_error_rate = bench.error_rate({})
     order = tuple(sorted(bench.sweep(), key=lambda sensitivity: sensitivity.divergence / sensitivity.share))
     by_name = {group.name: group for group in bench.groups}
 
@@ -137,7 +138,6 @@ def choose_placement(
             graph: frozenset().union(*(group.products for group in taken if group.graph == graph)) for graph in graphs
         }
 
-    float_error_rate = bench.error_rate(placement(0))
     trials: list[Trial] = []
 
     def is_within(quantized: int) -> bool:
@@ -187,10 +187,10 @@ class _Bench:
             for graph, sizes in self._sizes.items()
             for group in groups_of(graph, (name for name in sizes if name in candidates[graph]))
         ]
-        self._utterances = _utterances(self._recordings, checkpoint)
+        self._utterances = utterances_of(self._recordings, checkpoint)
         swept = self._utterances[:: max(1, len(self._utterances) // SWEPT_UTTERANCES)][:SWEPT_UTTERANCES]
         said = self._recognize(self._exact, swept)
-        self._forced = _TeacherForcing(checkpoint, swept, [recognition.tokens for recognition in said])
+        self._forced = _TeacherForcing(checkpoint, swept, said)
         self._expected = self._forced.log_probabilities(self._exact)
 
     def sweep(self) -> list[Sensitivity]:
@@ -238,25 +238,20 @@ class _Bench:
 
 
 class _TeacherForcing:
-    """Utterances with the tokens that float32 hears in them, run through a model in one pass."""
+    """Utterances with what float32 hears in them, run through a model in one pass."""
 
-    def __init__(self, checkpoint: Checkpoint, utterances: Sequence[Utterance], texts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, checkpoint: Checkpoint, utterances: Sequence[Utterance], said: Sequence[Recognition]) -> None:
         tokenizer = checkpoint.tokenizer
         self._dims = checkpoint.dims
         self._utterances = utterances
-        prefixes = [
-            [tokenizer.sot, *tokenizer.task_tokens(utterance.options.language or "en", "transcribe")]
-            for utterance in utterances
-        ]
-        rows = [[*prefix, *text] for prefix, text in zip(prefixes, texts, strict=True)]
+        prefixes = [[tokenizer.sot, *tokenizer.task_tokens(one.language, "transcribe")] for one in said]
+        rows = [[*prefix, *one.tokens] for prefix, one in zip(prefixes, said, strict=True)]
         longest = max(map(len, rows))
         self._tokens = torch.full((len(rows), longest), tokenizer.eot)
         counts = torch.zeros(self._tokens.shape, dtype=torch.bool)
         for index, (row, prefix) in enumerate(zip(rows, prefixes, strict=True)):
             self._tokens[index, : len(row)] = torch.tensor(row)
-            counts[index, len(prefix) - 1 : len(row)] = (
-                True  # where the next token of the text, or its end, is predicted
-            )
+            counts[index, len(prefix) - 1 : len(row)] = True  # where a token of the text, or its end, is predicted
         self._counts = counts
 
     def log_probabilities(self, sessions: Mapping[str, Session]) -> Tensor:
@@ -272,18 +267,6 @@ def _prefill(session: Session, encoded: Encoded, dims: Dims, tokens: Tensor) -> 
     steps = torch.arange(tokens.shape[1]).expand_as(tokens).contiguous()
     inputs = {"tokens": tokens, "past_lengths": cache.lengths, "logit_positions": steps, "cross_bias": encoded.bias}
     return session.run({**inputs, **cache.tensors(), **encoded.cross})["logits"].float()
-
-
-def _utterances(recordings: Sequence[Recording], checkpoint: Checkpoint) -> list[Utterance]:
-    log_mel = LogMel(checkpoint.dims.n_mels)
-    known = checkpoint.tokenizer.languages
-    return [
-        Utterance(
-            log_mel(recording.waveform()),
-            DecodingOptions(language=recording.language if recording.language in known else None),
-        )
-        for recording in recordings
-    ]
 
 
 def _multiplications(graph: Path) -> dict[str, int]:

@@ -8,6 +8,27 @@ import torch
 from torch import Tensor, nn
 
 from asr.errors import OutOfMemoryError, RecognitionError
+from asr.model import (
+    Decoder,
+    Dims,
+    Encoder,
+    decoder_input_names,
+    decoder_output_names,
+    encoder_input_names,
+    encoder_output_names,
+)
+
+CPU = torch.device("cpu")
+
+
+def torch_sessions(
+    encoder: Encoder, decoder: Decoder, dims: Dims, device: torch.device = CPU
+) -> tuple[TorchSession, TorchSession]:
+    """Sessions over both networks of a model, in the precision of their parameters."""
+    return (
+        TorchSession(encoder, encoder_input_names(), encoder_output_names(dims), device),
+        TorchSession(decoder, decoder_input_names(dims), decoder_output_names(), device),
+    )
 
 
 class TorchSession:

@@ -22,17 +22,9 @@ from torch import nn
 
 from asr.checkpoint import embedded, load_checkpoint
 from asr.features import FRAMES_PER_SECOND, SAMPLE_RATE, LogMel
-from asr.model import (
-    Decoder,
-    Dims,
-    Encoder,
-    decoder_input_names,
-    decoder_output_names,
-    encoder_input_names,
-    encoder_output_names,
-)
+from asr.model import Decoder, Dims, Encoder
 from asr.roofline import MODELS
-from asr.sessions.pytorch import TorchSession
+from asr.sessions.pytorch import TorchSession, torch_sessions
 from asr.tokenizer import ENGLISH_VOCABULARY, Tokenizer, text_token_count
 from asr.transcript import DecodingOptions
 from asr.utterance import Utterance
@@ -62,16 +54,7 @@ class Model:
     def sessions(self, device: torch.device, dtype: torch.dtype) -> tuple[TorchSession, TorchSession]:
         """Encoder and decoder, of copies of the networks."""
         encoder, decoder = copy.deepcopy(self.encoder), copy.deepcopy(self.decoder)
-        return torch_sessions(self.dims, encoder.to(dtype), decoder.to(dtype), device)
-
-
-def torch_sessions(
-    dims: Dims, encoder: Encoder, decoder: Decoder, device: torch.device
-) -> tuple[TorchSession, TorchSession]:
-    return (
-        TorchSession(encoder, encoder_input_names(), encoder_output_names(dims), device),
-        TorchSession(decoder, decoder_input_names(dims), decoder_output_names(), device),
-    )
+        return torch_sessions(encoder.to(dtype), decoder.to(dtype), self.dims, device)
 
 
 def checked_model(*, quick: bool) -> Model:

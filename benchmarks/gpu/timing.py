@@ -20,10 +20,10 @@ from asr.model import Dims
 from asr.roofline import POSITIONS_PER_SECOND, PRECISIONS, floor, mean_length
 from asr.session import Session
 from asr.sessions.cuda_graphs import Capture, GraphedSession
-from asr.sessions.pytorch import TorchSession
+from asr.sessions.pytorch import TorchSession, torch_sessions
 from asr.window import FRAMES_PER_POSITION
 from benchmarks.gpu.correctness import DTYPES, CountedCapture
-from benchmarks.gpu.model import random_networks, torch_sessions
+from benchmarks.gpu.model import random_networks
 
 TOKENS_PER_SECOND = 10 / 3  # of speech: 100 in 30 s
 WARM_UPS = 2
@@ -103,7 +103,7 @@ def time_cases(plan: Plan, place: Place, may_go_on: Callable[[float], bool]) -> 
     for precision in plan.precisions:
         encoder, decoder = random_networks(plan.dims, place.device)
         dtype = DTYPES[precision]
-        sessions = torch_sessions(plan.dims, encoder.to(dtype), decoder.to(dtype), place.device)
+        sessions = torch_sessions(encoder.to(dtype), decoder.to(dtype), plan.dims, place.device)
         bench = _Bench(plan, place, *sessions)
         last_s = 0.0
         for positions, batch in itertools.product(plan.positions, plan.batches):

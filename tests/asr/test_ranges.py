@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from asr.build.calibration import Activation, _unseen
+from asr.build.calibration import Activation, Observer
 from asr.build.recipe import RangeMethod
 
 Samples: TypeAlias = NDArray[np.float32]
@@ -16,10 +16,10 @@ Samples: TypeAlias = NDArray[np.float32]
 
 def activation_of(values: Samples, method: RangeMethod) -> Activation:
     """Seen in two parts."""
-    activation = _unseen(values.shape[1], method)
+    observer = Observer(method)
     for part in np.array_split(values, 2):
-        activation.add(part)
-    return activation
+        observer.add(part)
+    return observer.activation()
 
 
 def by_tensorrt(values: Samples, bins: int = 2048, levels: int = 128) -> float:
@@ -73,3 +73,10 @@ def test_signal_to_noise(kind: str, size: float) -> None:
     measured = 10 * np.log10(np.square(values).sum() / np.square(error).sum())
 
     assert activation.signal_to_noise_db == pytest.approx(measured, abs=0.1)
+
+
+@pytest.mark.parametrize("method", ["max", "entropy"])
+def test_what_is_always_zero_has_no_noise(method: RangeMethod) -> None:
+    activation = activation_of(np.zeros((8, 4), np.float32), method)
+
+    assert (activation.range, activation.signal_to_noise_db) == (0, np.inf)
