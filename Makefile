@@ -73,11 +73,11 @@ $(VENV)/.precision: $(VENV)/.serve
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.precision
-	$(INSTALL) --editable .[weights,precision,test]
+	$(INSTALL) --editable .[test]
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.test
-	$(INSTALL) --editable .[weights,precision,test,lint,bench]
+	$(INSTALL) --editable .[test,lint]
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.precision

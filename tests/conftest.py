@@ -14,7 +14,7 @@ import torchaudio
 from numpy.typing import NDArray
 
 from asr.build.artefacts import CACHE_VARIABLE
-from asr.checkpoint import embedded, load_checkpoint
+from asr.checkpoint import load_checkpoint
 from asr.features import SAMPLE_RATE
 from tests.asr.reference import LoadedModel
 
@@ -26,8 +26,8 @@ torch.set_num_threads(1)
 def speech() -> NDArray[np.float32]:
     """44 s of a man reading the start of "A Tale of Two Cities": (samples,) float32 at 16 kHz."""
     spec = importlib.util.find_spec("moonshine_voice")
-    if spec is None or spec.origin is None:
-        pytest.skip("moonshine-voice, which carries the speech, is not installed")
+    assert spec is not None, "moonshine-voice, which carries the speech, is not installed (rayscribe[test])"
+    assert spec.origin is not None
     with wave.open(str(Path(spec.origin).parent / "assets" / "two_cities.wav")) as file:
         rate = file.getframerate()
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
@@ -57,6 +57,4 @@ def artefact_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _loaded(name: str) -> LoadedModel:
-    if not embedded.is_installed(name):
-        pytest.skip(f"the package with the weights of {name} is not installed (rayscribe[weights])")
     return LoadedModel.of(load_checkpoint(name))

@@ -25,12 +25,10 @@ from asr.model import (
     build_modules,
     decoder_input_names,
     decoder_output_names,
-    encoder_input_names,
-    encoder_output_names,
 )
 from asr.session import Session
 from asr.sessions.cuda_graphs import BATCHES, CAPACITIES, POSITIONS, Bucket, GraphedSession, Step
-from asr.sessions.pytorch import TorchSession
+from asr.sessions.pytorch import TorchSession, torch_sessions
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
@@ -520,7 +518,7 @@ Build = Callable[[Session], Engine]
 def build(tiny_en: LoadedModel) -> Build:
     """An engine with this decoder session."""
     dims = tiny_en.dims
-    encoder = TorchSession(tiny_en.encoder, encoder_input_names(), encoder_output_names(dims), CPU)
+    encoder, _ = torch_sessions(tiny_en.encoder, tiny_en.decoder, dims)
     return lambda decoder: Engine(dims, tiny_en.checkpoint.tokenizer, encoder, decoder)
 
 

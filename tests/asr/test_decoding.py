@@ -25,12 +25,8 @@ from asr.errors import RecognitionError
 from asr.features import SAMPLE_RATE, WINDOW_FRAMES, LogMel, padded
 from asr.model import (
     Dims,
-    decoder_input_names,
-    decoder_output_names,
-    encoder_input_names,
-    encoder_output_names,
 )
-from asr.sessions.pytorch import TorchSession
+from asr.sessions.pytorch import torch_sessions
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
@@ -330,13 +326,8 @@ def test_compression_ratio() -> None:
 
 @pytest.fixture(scope="module")
 def torch_engine(tiny_en: LoadedModel) -> Engine:
-    dims = tiny_en.dims
-    return Engine(
-        dims,
-        tiny_en.checkpoint.tokenizer,
-        TorchSession(tiny_en.encoder, encoder_input_names(), encoder_output_names(dims), CPU),
-        TorchSession(tiny_en.decoder, decoder_input_names(dims), decoder_output_names(), CPU),
-    )
+    sessions = torch_sessions(tiny_en.encoder, tiny_en.decoder, tiny_en.dims)
+    return Engine(tiny_en.dims, tiny_en.checkpoint.tokenizer, *sessions)
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from asr.errors import AsrError, OutOfMemoryError, RecognitionError, Unsupported
 from asr.features import SAMPLE_RATE, LogMel
 from asr.loading import load_engine
 from asr.memory import HEADROOM, DeviceMemory, batch_bytes
-from asr.model import Dims, decoder_input_names, decoder_output_names, encoder_input_names, encoder_output_names
+from asr.model import Dims
 from asr.session import Session
 from asr.sessions.onnxruntime import OnnxSession
-from asr.sessions.pytorch import TorchSession
+from asr.sessions.pytorch import torch_sessions
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
 from tests.asr.reference import LoadedModel
@@ -365,14 +365,6 @@ class LimitedSession:
         return self._session.run(inputs)
 
 
-def torch_sessions(model: LoadedModel) -> tuple[TorchSession, TorchSession]:
-    dims, cpu = model.dims, torch.device("cpu")
-    return (
-        TorchSession(model.encoder, encoder_input_names(), encoder_output_names(dims), cpu),
-        TorchSession(model.decoder, decoder_input_names(dims), decoder_output_names(), cpu),
-    )
-
-
 @dataclass(frozen=True)
 class Limited:
     """An engine of tiny.en, and its encoder, which remembers the batches that it was given."""
@@ -384,7 +376,7 @@ class Limited:
     def to(
         cls, tiny_en: LoadedModel, encoder_rows: int = 99, decoder_rows: int = 99, memory: DeviceMemory | None = None
     ) -> Limited:
-        encoder, decoder = torch_sessions(tiny_en)
+        encoder, decoder = torch_sessions(tiny_en.encoder, tiny_en.decoder, tiny_en.dims)
         limited = LimitedSession(encoder, encoder_rows)
         sessions = limited, LimitedSession(decoder, decoder_rows)
         return cls(Engine(tiny_en.dims, tiny_en.checkpoint.tokenizer, *sessions, memory), limited)
@@ -469,7 +461,7 @@ def test_rows_keep_their_places_when_split(
 def test_a_half_that_fails_otherwise_is_tried_row_by_row(
     tiny_en: LoadedModel, sentences: Sequence[Utterance], texts: Sequence[str]
 ) -> None:
-    encoder, decoder = torch_sessions(tiny_en)
+    encoder, decoder = torch_sessions(tiny_en.encoder, tiny_en.decoder, tiny_en.dims)
     limited = LimitedSession(FailingSession(encoder), 3)
     engine = Engine(tiny_en.dims, tiny_en.checkpoint.tokenizer, limited, decoder)
     results = engine.recognize([sentences[0], sentences[1], marked(sentences[2]), sentences[3]])
@@ -526,11 +518,9 @@ def test_the_first_try_is_gone_before_the_next(
     tiny_en: LoadedModel, sentences: Sequence[Utterance], texts: Sequence[str]
 ) -> None:
     """An error's traceback holds every tensor of the networks, on a device that has no room for the batch twice."""
-    dims = tiny_en.dims
-    encoder = TorchSession(tiny_en.encoder, encoder_input_names(), encoder_output_names(dims), torch.device("cpu"))
-    decoder = TorchSession(tiny_en.decoder, decoder_input_names(dims), decoder_output_names(), torch.device("cpu"))
+    encoder, decoder = torch_sessions(tiny_en.encoder, tiny_en.decoder, tiny_en.dims)
     cramped = CrampedSession(encoder, 3)
-    results = Engine(dims, tiny_en.checkpoint.tokenizer, cramped, decoder).recognize(sentences)
+    results = Engine(tiny_en.dims, tiny_en.checkpoint.tokenizer, cramped, decoder).recognize(sentences)
 
     assert outcomes(results) == texts
     assert cramped.alive == [0, 0, 0]
@@ -538,11 +528,9 @@ def test_the_first_try_is_gone_before_the_next(
 
 def test_an_error_holds_nothing(tiny_en: LoadedModel, sentences: Sequence[Utterance]) -> None:
     """It goes on its way to the client while other batches run."""
-    dims = tiny_en.dims
-    encoder = TorchSession(tiny_en.encoder, encoder_input_names(), encoder_output_names(dims), torch.device("cpu"))
-    decoder = TorchSession(tiny_en.decoder, decoder_input_names(dims), decoder_output_names(), torch.device("cpu"))
+    encoder, decoder = torch_sessions(tiny_en.encoder, tiny_en.decoder, tiny_en.dims)
     cramped = CrampedSession(encoder, 0)
-    results = Engine(dims, tiny_en.checkpoint.tokenizer, cramped, decoder).recognize(sentences[:1])
+    results = Engine(tiny_en.dims, tiny_en.checkpoint.tokenizer, cramped, decoder).recognize(sentences[:1])
 
     assert outcomes(results) == [OutOfMemoryError]
     assert cramped.held[0]() is None

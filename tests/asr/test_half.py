@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +28,6 @@ from asr.sessions.onnxruntime import OnnxSession
 from asr.transcript import Recognition
 from asr.utterance import Utterance
 from tests.asr.reference import LoadedModel
-
-MODELOPT = ("modelopt", "onnx_graphsurgeon", "onnxslim", "polygraphy", "lief")
-needs_modelopt = pytest.mark.skipif(
-    not all(find_spec(module) for module in MODELOPT), reason="ModelOpt is not installed (rayscribe[precision])"
-)
 
 MAX_ERROR = 0.002
 """Root mean square, relative to that of float32's output. Measured: 0.0003 to 0.0007."""
@@ -81,7 +75,6 @@ def graph(request: pytest.FixtureRequest, graphs: Graphs) -> Converted:
 # --- what is float16
 
 
-@needs_modelopt
 def test_everything_that_goes_in_and_out(graph: Converted) -> None:
     before, after = onnx.load(graph.single).graph, graph.model.graph
     kinds = {TensorProto.FLOAT: TensorProto.FLOAT16, TensorProto.INT64: TensorProto.INT64}
@@ -95,7 +88,6 @@ def test_everything_that_goes_in_and_out(graph: Converted) -> None:
     ]
 
 
-@needs_modelopt
 def test_all_weights(graph: Converted) -> None:
     """Half as large, apart from the tied embedding, which is there twice."""
 
@@ -108,7 +100,6 @@ def test_all_weights(graph: Converted) -> None:
     assert distinct_bytes(after) == pytest.approx(distinct_bytes(before) / 2, rel=0.01)
 
 
-@needs_modelopt
 def test_products_keep_their_names(graph: Converted) -> None:
     before, after = products_of(onnx.load(graph.single)), products_of(graph.model)
 
@@ -118,7 +109,6 @@ def test_products_keep_their_names(graph: Converted) -> None:
         np.testing.assert_allclose(product.weight, before[name].weight, rtol=2**-10, atol=2**-24)
 
 
-@needs_modelopt
 def test_normalisation_stays_one_operator(graph: Converted) -> None:
     """Decomposed, its sum of squares would not fit float16."""
 
@@ -144,7 +134,6 @@ def halved(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.half() if value.is_floating_point() else value for name, value in inputs.items()}
 
 
-@needs_modelopt
 def test_the_encoder_stays_near_float32(graphs: Graphs, speech: NDArray[np.float32]) -> None:
     """On two rows, one of them padded, whose masked positions must not become anything but numbers."""
     log_mel = LogMel(80)(speech[: 6 * SAMPLE_RATE])
@@ -163,7 +152,6 @@ def test_the_encoder_stays_near_float32(graphs: Graphs, speech: NDArray[np.float
             assert error(got, wanted) < MAX_ERROR, name
 
 
-@needs_modelopt
 def test_the_decoder_stays_near_float32(graphs: Graphs, samples: dict[str, dict[str, Tensor]]) -> None:
     inputs = samples["decoder"]
     expected = OnnxSession(graphs["decoder"].single, threads=1).run(inputs)
@@ -174,7 +162,6 @@ def test_the_decoder_stays_near_float32(graphs: Graphs, samples: dict[str, dict[
         assert error(actual[name], value) < MAX_ERROR, name
 
 
-@needs_modelopt
 def test_the_same_is_heard(tiny_en: LoadedModel, graphs: Graphs, speech: NDArray[np.float32]) -> None:
     log_mel = LogMel(80)
     cuts = [speech[round(start * SAMPLE_RATE) : round(end * SAMPLE_RATE)] for start, end in ((0.5, 4.7), (6.4, 8.5))]
@@ -204,7 +191,6 @@ def test_without_modelopt(
         to_half(tmp_path / "encoder.onnx", samples["encoder"])
 
 
-@needs_modelopt
 @pytest.mark.parametrize("content", [None, b"no graph"])
 def test_what_is_no_graph(tmp_path: Path, samples: dict[str, dict[str, Tensor]], content: bytes | None) -> None:
     path = tmp_path / "encoder.onnx"

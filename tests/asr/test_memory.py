@@ -23,13 +23,9 @@ from asr.memory import HEADROOM, DeviceMemory, batch_bytes
 from asr.model import (
     Dims,
     build_modules,
-    decoder_input_names,
-    decoder_output_names,
-    encoder_input_names,
-    encoder_output_names,
 )
 from asr.roofline import MODELS
-from asr.sessions.pytorch import TorchSession
+from asr.sessions.pytorch import TorchSession, torch_sessions
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
@@ -44,10 +40,7 @@ MIB = 1 << 20
 @cache
 def sessions(dtype: torch.dtype) -> tuple[TorchSession, TorchSession]:
     encoder, decoder = build_modules(DIMS, random_weights(DIMS))
-    return (
-        TorchSession(encoder.to(dtype), encoder_input_names(), encoder_output_names(DIMS), CPU),
-        TorchSession(decoder.to(dtype), decoder_input_names(DIMS), decoder_output_names(), CPU),
-    )
+    return torch_sessions(encoder.to(dtype), decoder.to(dtype), DIMS)
 
 
 def noise(seconds: Sequence[float]) -> list[Utterance]:

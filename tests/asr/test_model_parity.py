@@ -17,10 +17,10 @@ from asr.build.artefacts import ensure_artefacts
 from asr.build.recipe import Precision, Recipe
 from asr.features import SAMPLE_RATE, WINDOW_FRAMES, WINDOW_SAMPLES, LogMel
 from asr.kv_cache import BLOCK, KvCache
-from asr.model import MASKED, decoder_input_names, decoder_output_names, encoder_input_names, encoder_output_names
+from asr.model import MASKED
 from asr.session import Session
 from asr.sessions.onnxruntime import OnnxSession
-from asr.sessions.pytorch import TorchSession
+from asr.sessions.pytorch import torch_sessions
 from asr.window import FRAMES_PER_POSITION, WINDOW_POSITIONS
 from tests.asr.reference import LoadedModel, transformers_model
 
@@ -48,12 +48,8 @@ def model(request: pytest.FixtureRequest) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def torch_sessions(model: LoadedModel) -> Sessions:
-    dims = model.dims
-    return Sessions(
-        TorchSession(model.encoder, encoder_input_names(), encoder_output_names(dims), CPU),
-        TorchSession(model.decoder, decoder_input_names(dims), decoder_output_names(), CPU),
-    )
+def torch_pair(model: LoadedModel) -> Sessions:
+    return Sessions(*torch_sessions(model.encoder, model.decoder, model.dims))
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +68,8 @@ def built_sessions(model: LoadedModel, precision: Precision, cache: Path) -> Ses
 
 
 @pytest.fixture(scope="module", params=["torch", "onnx"])
-def sessions(request: pytest.FixtureRequest, torch_sessions: Sessions, onnx_sessions: Sessions) -> Sessions:
-    return {"torch": torch_sessions, "onnx": onnx_sessions}[request.param]
+def sessions(request: pytest.FixtureRequest, torch_pair: Sessions, onnx_sessions: Sessions) -> Sessions:
+    return {"torch": torch_pair, "onnx": onnx_sessions}[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -241,11 +237,11 @@ def row_alone(sessions: Sessions, batch: Tensor, row: int) -> dict[str, Tensor]:
     return encode(sessions, torch.nn.functional.pad(batch[row : row + 1, :, :count], (0, count % 2)), [count])
 
 
-def test_a_padded_row_is_encoded_as_if_alone(torch_sessions: Sessions, padded_batch: Tensor) -> None:
-    together = encode(torch_sessions, padded_batch, FRAME_COUNTS)
+def test_a_padded_row_is_encoded_as_if_alone(torch_pair: Sessions, padded_batch: Tensor) -> None:
+    together = encode(torch_pair, padded_batch, FRAME_COUNTS)
 
     for row in range(len(FRAME_COUNTS)):
-        part, single = own_positions(together, row), row_alone(torch_sessions, padded_batch, row)
+        part, single = own_positions(together, row), row_alone(torch_pair, padded_batch, row)
         assert part.keys() == single.keys()
         for name, value in single.items():
             torch.testing.assert_close(part[name], value, rtol=0, atol=1e-4)
@@ -306,7 +302,7 @@ def test_a_position_with_the_logarithm_of_two_counts_twice(model: LoadedModel, s
 
 @pytest.mark.parametrize(("batch", "frames"), [(1, 4), (3, 600), (5, 66)])
 def test_exported_encoder(
-    torch_sessions: Sessions, onnx_sessions: Sessions, windows: Tensor, batch: int, frames: int
+    torch_pair: Sessions, onnx_sessions: Sessions, windows: Tensor, batch: int, frames: int
 ) -> None:
     mel = windows[torch.arange(batch) % 2, :, -frames:]
     counts, positions = [max(1, frames - 7 * row) for row in range(batch)], frames // FRAMES_PER_POSITION
@@ -315,7 +311,7 @@ def test_exported_encoder(
     bias = bias_of(counts, positions) + torch.rand(batch, positions, generator=generator)
     expected, actual = (
         encode(exported, mel, counts, position_ids=places, attention_bias=bias)
-        for exported in (torch_sessions, onnx_sessions)
+        for exported in (torch_pair, onnx_sessions)
     )
 
     assert expected.keys() == actual.keys()
@@ -329,7 +325,7 @@ def test_exported_encoder(
 )
 def test_exported_decoder(
     model: LoadedModel,
-    torch_sessions: Sessions,
+    torch_pair: Sessions,
     onnx_sessions: Sessions,
     batch: int,
     steps: int,
@@ -353,16 +349,16 @@ def test_exported_decoder(
         inputs |= {
             f"{part}_{layer}": torch.randn(*heads, *shape, generator=generator) for part, shape in shapes.items()
         }
-    expected, actual = torch_sessions.decoder.run(inputs), onnx_sessions.decoder.run(inputs)
+    expected, actual = torch_pair.decoder.run(inputs), onnx_sessions.decoder.run(inputs)
 
     assert expected["logits"].shape == (batch, wanted, dims.n_vocab)
     torch.testing.assert_close(actual["logits"], expected["logits"], rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(actual["new_kv"], expected["new_kv"], rtol=0, atol=TOLERANCE)
 
 
-def test_int8_encoder_is_near_the_exact_one(torch_sessions: Sessions, int8_sessions: Sessions, windows: Tensor) -> None:
+def test_int8_encoder_is_near_the_exact_one(torch_pair: Sessions, int8_sessions: Sessions, windows: Tensor) -> None:
     """Measured: 0.050 for base, 0.084 for tiny.en; the bound leaves room for other speech."""
-    exact = encode(torch_sessions, windows[:1, :, :600], [600])
+    exact = encode(torch_pair, windows[:1, :, :600], [600])
     rounded = encode(int8_sessions, windows[:1, :, :600], [600])
 
     errors = [relative_error(rounded[name], value) for name, value in exact.items()]

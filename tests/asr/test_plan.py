@@ -14,9 +14,9 @@ from onnx import NodeProto, TensorProto, helper
 
 from asr.build.export import dimension_ranges, export_decoder, export_encoder
 from asr.build.plan import PlanOptions, Profile, SizeRange, build_plan, decoder_profiles, encoder_profiles
-from asr.errors import ArtefactError, EngineBuildError
+from asr.errors import EngineBuildError
 from asr.model import Dims, build_modules
-from asr.tensorrt_library import TensorRTLibrary, load_tensorrt
+from asr.tensorrt_library import TensorRTLibrary
 from tests.asr.reference import random_weights
 
 DIMS = Dims(80, 1500, 16, 2, 1, 200, 448, 16, 2, 1)
@@ -29,18 +29,7 @@ FLOAT, HALF, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT64
 
 
 @pytest.fixture(scope="module")
-def library() -> TensorRTLibrary:
-    try:
-        found = load_tensorrt()
-    except ArtefactError as error:
-        pytest.skip(str(error))
-    if not hasattr(found.module.IBuilderConfig, "set_compute_capability"):
-        pytest.skip(f"{found} builds for the GPU of its machine only")
-    return found
-
-
-@pytest.fixture(scope="module")
-def graphs(library: TensorRTLibrary, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def graphs(compiler: TensorRTLibrary, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with both graphs of a small model that was never trained, in fp32."""
     directory = tmp_path_factory.mktemp("graphs")
     encoder, decoder = build_modules(DIMS, random_weights(DIMS))
@@ -80,7 +69,7 @@ def product(path: Path, elements: int) -> Path:
 
 
 @pytest.fixture
-def half(library: TensorRTLibrary, tmp_path: Path) -> Path:
+def half(compiler: TensorRTLibrary, tmp_path: Path) -> Path:
     """The smallest graph that every GPU can run."""
     return product(tmp_path / "half.onnx", HALF)
 
@@ -112,9 +101,9 @@ def test_half_precision_builds_for_a_t4(half: Path) -> None:
     assert len(build_plan(half, [BATCH], BATCH_LIMITS, TURING)) > 10_000
 
 
-def test_a_library_without_targets_builds_for_its_own_gpu(half: Path, library: TensorRTLibrary) -> None:
+def test_a_library_without_targets_builds_for_its_own_gpu(half: Path, compiler: TensorRTLibrary) -> None:
     """Full TensorRT has no targets; this is TensorRT for RTX with that part hidden."""
-    plain = replace(library, name="TensorRT", module=WithoutTargets(library.module))
+    plain = replace(compiler, name="TensorRT", module=WithoutTargets(compiler.module))
 
     assert len(build_plan(half, [BATCH], BATCH_LIMITS, PlanOptions(), plain)) > 10_000
     assert "builds for the GPU of its machine only, not for sm75" in refusal(half, TURING, library=plain)
@@ -205,7 +194,7 @@ def test_no_profile(half: Path) -> None:
     assert "no optimization profile" in refusal(half, profiles=[])
 
 
-def test_a_dimension_without_a_name(library: TensorRTLibrary, tmp_path: Path) -> None:
+def test_a_dimension_without_a_name(compiler: TensorRTLibrary, tmp_path: Path) -> None:
     graph = write_graph(tmp_path / "nameless.onnx", helper.make_node("Relu", ["x"], ["y"]), {"x": (HALF, [None, 4])})
 
     assert "how large dimension 0 ('') of input x is" in refusal(graph)
@@ -252,14 +241,14 @@ def test_native_without_a_gpu(half: Path) -> None:
 # --- graphs
 
 
-def test_single_precision_does_not_build_for_a_t4(tmp_path: Path, library: TensorRTLibrary) -> None:
+def test_single_precision_does_not_build_for_a_t4(tmp_path: Path, compiler: TensorRTLibrary) -> None:
     said = refusal(product(tmp_path / "single.onnx", FLOAT), TURING)
 
     assert "makes no plan of it\n  ERROR: " in said
     assert "FP32 GEMM is not supported" in said
 
 
-def test_an_operator_that_is_not_known(library: TensorRTLibrary, tmp_path: Path) -> None:
+def test_an_operator_that_is_not_known(compiler: TensorRTLibrary, tmp_path: Path) -> None:
     operator = helper.make_node("MatMulIntegerToFloat", ["x", "x"], ["y"], name="first product", domain="com.microsoft")
     said = refusal(write_graph(tmp_path / "unknown.onnx", operator, {"x": (TensorProto.UINT8, ["batch", 4])}))
 
@@ -267,7 +256,7 @@ def test_an_operator_that_is_not_known(library: TensorRTLibrary, tmp_path: Path)
     assert "Node name: first product" in said
 
 
-def test_an_input_that_would_be_ignored(library: TensorRTLibrary, tmp_path: Path) -> None:
+def test_an_input_that_would_be_ignored(compiler: TensorRTLibrary, tmp_path: Path) -> None:
     """ONNX Runtime masks by these lengths, TensorRT does not: the same graph would give other results on the GPU."""
     shape: OnnxShape = ["batch", 2, 8, 16]
     attention = helper.make_node("Attention", ["query", "key", "value", "", "", "", "lengths"], ["y"])
@@ -284,7 +273,7 @@ def test_an_input_that_would_be_ignored(library: TensorRTLibrary, tmp_path: Path
 
 
 @pytest.mark.parametrize("content", [b"", b"certainly not ONNX", b"\x08\x0a\x3a\xff\xff\xff\x7f"])
-def test_what_is_no_graph(library: TensorRTLibrary, tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_graph(compiler: TensorRTLibrary, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "no graph.onnx"
     path.write_bytes(content)
     said = refusal(path)
@@ -298,14 +287,14 @@ def test_half_a_graph(half: Path) -> None:
     assert "Failed to parse the ONNX model" in refusal(half)
 
 
-def test_no_file(library: TensorRTLibrary, tmp_path: Path) -> None:
+def test_no_file(compiler: TensorRTLibrary, tmp_path: Path) -> None:
     assert "cannot be read" in refusal(tmp_path / "no such.onnx")
     assert "cannot be read" in refusal(tmp_path)
 
 
-def test_a_builder_that_cannot_be(half: Path, library: TensorRTLibrary) -> None:
+def test_a_builder_that_cannot_be(half: Path, compiler: TensorRTLibrary) -> None:
     """Full TensorRT makes no builder where there is no driver, and pybind11 says so with a TypeError."""
-    broken = replace(library, module=WithoutBuilder())
+    broken = replace(compiler, module=WithoutBuilder())
 
     assert "cannot build here, for want of a GPU or its driver" in refusal(half, library=broken)
 

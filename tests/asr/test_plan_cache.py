@@ -14,9 +14,9 @@ from asr.build.artefacts import MANIFEST, Artefacts, ensure_artefacts
 from asr.build.recipe import Recipe, TensorRTSettings
 from asr.checkpoint import Checkpoint, load_checkpoint
 from asr.checkpoint.normalised import Weights
-from asr.errors import ArtefactError, CheckpointError
+from asr.errors import CheckpointError
 from asr.model import Dims
-from asr.tensorrt_library import TensorRTLibrary, load_tensorrt
+from asr.tensorrt_library import TensorRTLibrary
 from tests.asr.reference import random_weights
 from tests.asr.writers import write_openai
 
@@ -30,17 +30,6 @@ def recipe(settings: TensorRTSettings | None = SETTINGS) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def library() -> TensorRTLibrary:
-    try:
-        found = load_tensorrt()
-    except ArtefactError as error:
-        pytest.skip(str(error))
-    if not hasattr(found.module.IBuilderConfig, "set_compute_capability"):
-        pytest.skip(f"{found} builds for the GPU of its machine only")
-    return found
-
-
-@pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """A model of one layer that was never trained."""
     path = tmp_path_factory.mktemp("model") / "little.pt"
@@ -49,7 +38,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 
 
 @pytest.fixture(scope="module")
-def built(library: TensorRTLibrary, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Artefacts:
+def built(compiler: TensorRTLibrary, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Artefacts:
     return ensure_artefacts(checkpoint, recipe(), tmp_path_factory.mktemp("cache"))
 
 
@@ -91,11 +80,11 @@ def test_a_plan_for_other_settings_is_not(built: Artefacts, checkpoint: Checkpoi
 def test_a_plan_of_another_library_is_not(
     built: Artefacts,
     checkpoint: Checkpoint,
-    library: TensorRTLibrary,
+    compiler: TensorRTLibrary,
     monkeypatch: pytest.MonkeyPatch,
     change: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr("asr.build.artefacts.load_tensorrt", lambda: replace(library, **change))
+    monkeypatch.setattr("asr.build.artefacts.load_tensorrt", lambda: replace(compiler, **change))
 
     assert not serves(built, checkpoint, recipe())
 

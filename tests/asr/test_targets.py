@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +23,14 @@ from asr.build.products import HEAD, products_of
 from asr.build.recipe import Recipe
 from asr.build.samples import decoder_sample, encoder_sample
 from asr.build.smoothing import smooth
-from asr.errors import ArtefactError
 from asr.model import Dims
-from asr.tensorrt_library import TensorRTLibrary, load_tensorrt
+from asr.tensorrt_library import TensorRTLibrary
 from tests.asr.calibration_set import write_calibration_set
 from tests.asr.reference import LoadedModel
 
 FRAMES = (280, 800, 3000)
 MAX_BATCH = 8
 T4, A10G = "sm75", "sm86"
-MODELOPT = ("modelopt", "onnx_graphsurgeon", "onnxslim", "polygraphy", "lief")
-
-
-@pytest.fixture(scope="module")
-def library() -> TensorRTLibrary:
-    try:
-        found = load_tensorrt()
-    except ArtefactError as error:
-        pytest.skip(str(error))
-    if not hasattr(found.module.IBuilderConfig, "set_compute_capability"):
-        pytest.skip(f"{found} builds for the GPU of its machine only")
-    return found
-
-
-@pytest.fixture(scope="module")
-def modelopt() -> None:
-    if not all(find_spec(module) for module in MODELOPT):
-        pytest.skip("ModelOpt is not installed (rayscribe[precision])")
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +54,7 @@ class Graphs:
 @pytest.fixture(scope="module", params=["tiny_en", "base"])
 def graphs(
     request: pytest.FixtureRequest,
-    library: TensorRTLibrary,
-    modelopt: None,
+    compiler: TensorRTLibrary,
     calibration_set: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Graphs:
@@ -126,8 +105,7 @@ def test_lower_precisions_compile_for_a_t4(graphs: Graphs, graph: str, tmp_path:
 
 
 def test_mixed_goes_the_whole_way(
-    library: TensorRTLibrary,
-    modelopt: None,
+    compiler: TensorRTLibrary,
     tiny_en: LoadedModel,
     calibration_set: Path,
     artefact_cache: Path,
@@ -143,7 +121,7 @@ def test_mixed_goes_the_whole_way(
     assert [graph["graph"] for graph in graphs] == ["encoder", "decoder"]
     assert [graph["quantized"] for graph in graphs] == [len(names) for names in manifest["placement"].values()]
     assert (made_of["target"], made_of["plan"]["max_batch"]) == (T4, MAX_BATCH)
-    assert (made_of["library"], made_of["library_version"]) == (library.name, library.version)
+    assert (made_of["library"], made_of["library_version"]) == (compiler.name, compiler.version)
     assert sum(graph["quantized"] for graph in graphs) > 32
     assert HEAD not in manifest["placement"]["decoder"]
     assert len(choice["order"]) == 28 + 28  # of 64 products without the head, with query and key as one in 8 layers
@@ -155,7 +133,7 @@ def test_mixed_goes_the_whole_way(
 
 @pytest.mark.parametrize("precision", ["int8", "mixed"])
 def test_without_a_calibration_set(
-    library: TensorRTLibrary, tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
+    compiler: TensorRTLibrary, tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--model", "tiny.en", "--backend", "tensorrt", "--precision", precision, "--cache", str(tmp_path)]
     assert main([*arguments, "--target", T4]) == 1

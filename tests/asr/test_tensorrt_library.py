@@ -75,15 +75,11 @@ def test_nothing_is_imported_before_it_is_asked_for() -> None:
 # --- what it says
 
 
-def test_the_logger_keeps_warnings_and_worse() -> None:
-    try:
-        library = load_tensorrt()
-    except ArtefactError as error:
-        pytest.skip(str(error))
-    severity = library.module.ILogger.Severity
-    with library.messages.collect() as messages:
+def test_the_logger_keeps_warnings_and_worse(tensorrt: TensorRTLibrary) -> None:
+    severity = tensorrt.module.ILogger.Severity
+    with tensorrt.messages.collect() as messages:
         for level in (severity.INTERNAL_ERROR, severity.ERROR, severity.WARNING, severity.INFO, severity.VERBOSE):
-            library.logger.log(level, f"as {level.name}")
+            tensorrt.logger.log(level, f"as {level.name}")
 
     assert [str(message) for message in messages] == [
         "INTERNAL_ERROR: as INTERNAL_ERROR",

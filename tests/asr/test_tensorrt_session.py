@@ -21,14 +21,11 @@ from asr.model import (
     Dims,
     build_modules,
     decoder_input_names,
-    decoder_output_names,
-    encoder_input_names,
-    encoder_output_names,
 )
 from asr.session import Session
-from asr.sessions.pytorch import TorchSession
+from asr.sessions.pytorch import TorchSession, torch_sessions
 from asr.sessions.tensorrt import CudaStreams, TensorRTSession
-from asr.tensorrt_library import TensorRTLibrary, load_tensorrt
+from asr.tensorrt_library import TensorRTLibrary
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
@@ -52,31 +49,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*tiktoken:pytest.PytestUnraisab
 
 
 @pytest.fixture(scope="module")
-def library() -> TensorRTLibrary:
-    try:
-        return load_tensorrt()
-    except ArtefactError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture(scope="module")
-def torch_sessions() -> tuple[TorchSession, TorchSession]:
-    encoder, decoder = build_modules(DIMS, random_weights(DIMS))
-    return (
-        TorchSession(encoder, encoder_input_names(), encoder_output_names(DIMS), CPU),
-        TorchSession(decoder, decoder_input_names(DIMS), decoder_output_names(), CPU),
-    )
+def networks() -> tuple[TorchSession, TorchSession]:
+    return torch_sessions(*build_modules(DIMS, random_weights(DIMS)), DIMS)
 
 
 @pytest.fixture
-def encoder_machine(library: TensorRTLibrary, torch_sessions: tuple[TorchSession, TorchSession]) -> Machine:
-    return Machine(library, encoder_graph(DIMS, torch_sessions[0], encoder_profiles(DIMS, MAX_BATCH, FRAMES)))
+def encoder_machine(tensorrt: TensorRTLibrary, networks: tuple[TorchSession, TorchSession]) -> Machine:
+    return Machine(tensorrt, encoder_graph(DIMS, networks[0], encoder_profiles(DIMS, MAX_BATCH, FRAMES)))
 
 
 @pytest.fixture
-def machine(library: TensorRTLibrary, torch_sessions: tuple[TorchSession, TorchSession]) -> Machine:
+def machine(tensorrt: TensorRTLibrary, networks: tuple[TorchSession, TorchSession]) -> Machine:
     """With the decoder in it."""
-    return Machine(library, decoder_graph(DIMS, torch_sessions[1], decoder_profiles(DIMS, MAX_BATCH, FRAMES)))
+    return Machine(tensorrt, decoder_graph(DIMS, networks[1], decoder_profiles(DIMS, MAX_BATCH, FRAMES)))
 
 
 @pytest.fixture
@@ -164,7 +149,7 @@ def test_outputs_belong_to_the_caller(machine: Machine, plan: Path) -> None:
 
 
 def test_the_profiles_serve_all_that_the_engine_asks(
-    encoder_machine: Machine, machine: Machine, plan: Path, torch_sessions: tuple[TorchSession, TorchSession]
+    encoder_machine: Machine, machine: Machine, plan: Path, networks: tuple[TorchSession, TorchSession]
 ) -> None:
     """Languages to be found, the longest prompt, caches that grow, rows that end early: the same as PyTorch's."""
     vocabulary = published_vocabulary(DIMS.n_vocab)
@@ -186,7 +171,7 @@ def test_the_profiles_serve_all_that_the_engine_asks(
         return heard
 
     actual = recognized(session_of(encoder_machine, plan), session_of(machine, plan))
-    expected = recognized(*torch_sessions)
+    expected = recognized(*networks)
     assert [result.tokens for result in actual] == [result.tokens for result in expected]
     assert [result.language for result in actual] == [result.language for result in expected]
     assert [result.avg_logprob for result in actual] == pytest.approx([result.avg_logprob for result in expected])
@@ -301,14 +286,14 @@ def test_a_plan_that_is_missing(machine: Machine, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu(library: TensorRTLibrary, plan: Path) -> None:
+def test_no_gpu(tensorrt: TensorRTLibrary, plan: Path) -> None:
     with pytest.raises(ArtefactError, match=r"decoder\.plan: there is no CUDA device"):
         TensorRTSession(plan, torch.device("cuda"))
 
 
-def test_what_is_no_plan_is_refused_by_the_real_runtime(library: TensorRTLibrary, plan: Path) -> None:
+def test_what_is_no_plan_is_refused_by_the_real_runtime(tensorrt: TensorRTLibrary, plan: Path) -> None:
     with pytest.raises(ArtefactError, match="is not a plan") as caught:
-        TensorRTSession(plan, CPU, library, ProgramOrder())
+        TensorRTSession(plan, CPU, tensorrt, ProgramOrder())
 
     assert "\n  ERROR: " in str(caught.value)
 
