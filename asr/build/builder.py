@@ -17,13 +17,15 @@ from asr.build.calibration import (
     MANIFEST,
     MAX_RECORDINGS,
     Activation,
+    Recording,
     evenly,
     full_windows,
     observe,
     read_recordings,
 )
-from asr.build.half import to_half
-from asr.build.plan import PlanOptions, build_plan, decoder_profiles, encoder_profiles
+from asr.build.error_rate import require_jiwer
+from asr.build.half import require_modelopt, to_half
+from asr.build.plan import PlanOptions, Profile, build_plan, decoder_profiles, encoder_profiles
 from asr.build.products import HEAD, products_of
 from asr.build.qdq import insert_qdq
 from asr.build.recipe import Recipe, TensorRTSettings
@@ -74,9 +76,9 @@ def build(checkpoint: Checkpoint, recipe: Recipe, directory: Path, *, threads: i
     Raises:
         CheckpointError: the weights cannot be read.
         ArtefactError: something that the recipe needs is missing (a calibration set, ModelOpt, TensorRT), or fails.
+        ValueError: the model has no such frames as a plan is asked for.
     """
-    if recipe.needs_calibration:
-        _calibration_set(recipe)
+    _check(checkpoint, recipe)
     encoder, decoder = checkpoint.modules()
     done("weights read")
     activations: Mapping[str, Activation] = {}
@@ -102,6 +104,20 @@ def build(checkpoint: Checkpoint, recipe: Recipe, directory: Path, *, threads: i
     return Built(tuple(summaries), placement, choice)
 
 
+def _check(checkpoint: Checkpoint, recipe: Recipe) -> None:
+    """Find what is missing before minutes of work, rather than after."""
+    if recipe.needs_calibration:
+        _calibration_set(recipe)
+    if recipe.precision == "mixed":
+        _labelled_recordings(recipe)
+        require_jiwer()
+    if recipe.is_half:
+        require_modelopt()
+    if recipe.backend == "tensorrt":
+        for graph in GRAPHS:
+            _profiles(checkpoint, graph, recipe.tensorrt or TensorRTSettings())
+
+
 Quantizer: TypeAlias = Callable[[ModelProto, frozenset[str]], ModelProto]
 
 
@@ -119,6 +135,14 @@ def _calibration_set(recipe: Recipe) -> Path:
             f"{recipe.backend} {recipe.precision}", "needs a calibration set: python -m asr.build --calibration FOLDER"
         )
     return recipe.calibration
+
+
+def _labelled_recordings(recipe: Recipe) -> list[Recording]:
+    calibration_set = _calibration_set(recipe)
+    recordings = [recording for recording in read_recordings(calibration_set) if recording.text]
+    if not recordings:
+        raise ArtefactError(str(calibration_set), f"has no texts to count errors with, as a {MANIFEST} can")
+    return recordings
 
 
 def _quantizer(graph: str, recipe: Recipe, activations: Mapping[str, Activation]) -> Quantizer:
@@ -156,17 +180,13 @@ def _measured_placement(
     quantizers: Mapping[str, Quantizer],
     threads: int,
 ) -> Choice:
-    calibration_set = _calibration_set(recipe)
-    recordings = [recording for recording in read_recordings(calibration_set) if recording.text]
-    if not recordings:
-        raise ArtefactError(str(calibration_set), f"has no texts to count errors with, as a {MANIFEST} can")
     kept = {HEAD} if recipe.resolved_activations == "calibrated" else set()  # HEAD has no range
     return choose_placement(
         checkpoint,
         exported,
         {graph: frozenset(products_of(onnx.load(path))) - kept for graph, path in exported.items()},
         lambda graph, names: quantizers[graph](onnx.load(exported[graph]), names),
-        recordings,
+        _labelled_recordings(recipe),
         max_error_increase=recipe.max_error_increase,
         threads=threads,
     )
@@ -199,10 +219,9 @@ def _finish(
 
 def _plan(checkpoint: Checkpoint, settings: TensorRTSettings, graph: str, path: Path) -> Path:
     """Compile the graph and put the plan in its place."""
-    profiles = encoder_profiles if graph == "encoder" else decoder_profiles
     plan = build_plan(
         path,
-        profiles(checkpoint.dims, settings.max_batch, settings.frames),
+        _profiles(checkpoint, graph, settings),
         export.dimension_ranges(checkpoint.dims),
         PlanOptions(settings.target, settings.optimization_level, settings.workspace_bytes),
     )
@@ -210,3 +229,8 @@ def _plan(checkpoint: Checkpoint, settings: TensorRTSettings, graph: str, path: 
     written.write_bytes(plan)
     path.unlink()
     return written
+
+
+def _profiles(checkpoint: Checkpoint, graph: str, settings: TensorRTSettings) -> list[Profile]:
+    profiles = encoder_profiles if graph == "encoder" else decoder_profiles
+    return profiles(checkpoint.dims, settings.max_batch, settings.frames)

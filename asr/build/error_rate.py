@@ -11,6 +11,17 @@ from asr.errors import ArtefactError
 CHARACTER_LANGUAGES = ("zh", "ja", "yue", "th", "lo", "my", "km")  # written without spaces between words
 
 
+def require_jiwer() -> None:
+    """
+    Raises:
+        ArtefactError: jiwer is not installed.
+    """
+    try:
+        import jiwer  # noqa: F401
+    except ImportError as error:
+        raise ArtefactError("mixed precision", "needs jiwer: pip install rayscribe[precision]") from error
+
+
 def error_rate(texts: Iterable[tuple[str, str, str | None]]) -> float:
     """(reference, hypothesis, language) of every recording → errors in per cent of the references' words, or characters
     in languages that do not separate words. Case and punctuation do not count.
@@ -18,12 +29,9 @@ def error_rate(texts: Iterable[tuple[str, str, str | None]]) -> float:
     Raises:
         ArtefactError: jiwer is not installed.
     """
-    try:
-        from jiwer import process_words
-    except ImportError as error:
-        raise ArtefactError(
-            "mixed precision", "measuring errors needs jiwer: pip install rayscribe[precision]"
-        ) from error
+    require_jiwer()
+    from jiwer import process_words
+
     references, hypotheses = zip(
         *((_units(reference, language), _units(heard, language)) for reference, heard, language in texts), strict=True
     )

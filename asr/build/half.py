@@ -20,16 +20,26 @@ LARGEST = 20_000.0
 enough in float16."""
 
 
+def require_modelopt() -> None:
+    """
+    Raises:
+        ArtefactError: ModelOpt is not installed, or lacks what it needs.
+    """
+    try:
+        import modelopt.onnx.autocast.convert  # noqa: F401
+    except ImportError as error:
+        raise ArtefactError("float16", "needs ModelOpt: pip install rayscribe[precision]") from error
+
+
 def to_half(graph: Path, inputs: Mapping[str, Tensor]) -> ModelProto:
     """The graph in float16, its inputs and outputs included. inputs: real ones, to see how large values become.
 
     Raises:
         ArtefactError: ModelOpt is not installed, or cannot convert the graph.
     """
-    try:
-        from modelopt.onnx.autocast.convert import convert_to_mixed_precision
-    except ImportError as error:
-        raise ArtefactError(str(graph), "float16 needs ModelOpt: pip install rayscribe[precision]") from error
+    require_modelopt()
+    from modelopt.onnx.autocast.convert import convert_to_mixed_precision
+
     for logger in ("modelopt.onnx", "modelopt.onnx.autocast"):
         logging.getLogger(logger).setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
