@@ -30,6 +30,22 @@ class BatchLimits:
     frames: int = 24_000
 
 
+def next_batch(frames: Sequence[int], limits: BatchLimits) -> list[int]:
+    """Which of the rows that wait come next: the first, and those after it that are similar and fit beside it.
+
+    frames: encoder frames of each row, in the order of arrival. → their places.
+    """
+    taken: list[int] = []
+    longest, shortest = 0, WINDOW_FRAMES
+    for place, count in enumerate(frames):
+        longest_with, shortest_with = max(longest, count), min(shortest, count)
+        fits = len(taken) < limits.rows and longest_with * (len(taken) + 1) <= limits.frames
+        if not taken or (fits and longest_with <= SIMILAR * shortest_with):
+            taken.append(place)
+            longest, shortest = longest_with, shortest_with
+    return taken
+
+
 @dataclass
 class _Job:
     utterance: Utterance
@@ -102,22 +118,11 @@ class Batcher:
 
     def _take(self) -> list[_Job]:
         """The oldest job and those after it that fit; jobs whose caller has gone are dropped."""
-        taken: list[_Job] = []
-        left: deque[_Job] = deque()
-        longest, shortest = 0, WINDOW_FRAMES
-        for job in self._waiting:
-            if job.future.cancelled():
-                continue
-            frames = job.utterance.window.frames
-            longest_with, shortest_with = max(longest, frames), min(shortest, frames)
-            fits = len(taken) < self._limits.rows and longest_with * (len(taken) + 1) <= self._limits.frames
-            if not taken or (fits and longest_with <= SIMILAR * shortest_with):
-                taken.append(job)
-                longest, shortest = longest_with, shortest_with
-            else:
-                left.append(job)
-        self._waiting = left
-        return taken
+        jobs = [job for job in self._waiting if not job.future.cancelled()]
+        taken = next_batch([job.utterance.window.frames for job in jobs], self._limits)
+        together = set(taken)
+        self._waiting = deque(job for place, job in enumerate(jobs) if place not in together)
+        return [jobs[place] for place in taken]
 
     def _results(self, jobs: Sequence[_Job]) -> Sequence[Recognition | AsrError]:
         try:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
-import wave
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-import torchaudio
 from numpy.typing import NDArray
 from torch import nn
 
+from asr.audio import decode_audio
 from asr.checkpoint import embedded, load_checkpoint
 from asr.features import FRAMES_PER_SECOND, SAMPLE_RATE, LogMel
 from asr.model import Decoder, Dims, Encoder
@@ -116,13 +115,7 @@ def recorded_speech() -> NDArray[np.float32] | None:
     path = Path(spec.origin).parent / "assets" / "two_cities.wav" if spec is not None and spec.origin else None
     if path is None or not path.is_file():
         return None
-    with wave.open(str(path)) as file:
-        rate = file.getframerate()
-        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2").astype(np.float32) / 32768
-    resampled: NDArray[np.float32] = torchaudio.functional.resample(
-        torch.from_numpy(samples), rate, SAMPLE_RATE
-    ).numpy()
-    return resampled
+    return decode_audio(path.read_bytes())
 
 
 def speech_like(n_mels: int, seconds: float, seed: int) -> NDArray[np.float32]:

@@ -26,7 +26,7 @@ from asr.errors import AsrError
 from asr.features import FRAMES_PER_SECOND, SAMPLE_RATE
 from asr.processors import usable_cpus
 from benchmarks.peers.peer import BATCH, Transcribe, UnavailableError, needs
-from benchmarks.peers.windows import Cutter, Window, by_language, in_batches, joined
+from benchmarks.peers.windows import Window, over_windows
 from benchmarks.speech_set import Clip
 
 
@@ -65,15 +65,7 @@ def batched(model: str, cache_dir: Path | None) -> Iterator[Transcribe]:  # noqa
 @contextmanager
 def joined_clips(model: str, cache_dir: Path | None) -> Iterator[Transcribe]:  # noqa: ARG001 (it builds nothing)
     """The batched pipeline on one recording for each language, made of all clips: full batches."""
-    pipeline = _load_batched(model)
-    cut = Cutter()
-
-    def transcribe(clips: Sequence[Clip]) -> list[str]:
-        windows = cut(clips)
-        texts = in_batches(windows, by_language(windows), partial(transcribe_together, pipeline))
-        return joined(clips, (window.clip for window in windows), texts)
-
-    yield transcribe
+    yield over_windows(partial(transcribe_together, _load_batched(model)))
 
 
 def transcribe_together(pipeline: Any, windows: Sequence[Window]) -> list[str]:

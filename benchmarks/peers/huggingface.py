@@ -19,8 +19,7 @@ from asr.model import Dims
 from asr.processors import usable_cpus
 from asr.tokenizer import Tokenizer
 from benchmarks.peers.peer import BATCH, Load, Transcribe, needs
-from benchmarks.peers.windows import Cutter, Window, by_language, in_batches, joined
-from benchmarks.speech_set import Clip
+from benchmarks.peers.windows import Window, over_windows
 
 
 def full_window(rows: int = BATCH) -> Load:
@@ -29,17 +28,10 @@ def full_window(rows: int = BATCH) -> Load:
     @contextmanager
     def load(model: str, cache_dir: Path | None) -> Iterator[Transcribe]:  # noqa: ARG001 (it builds nothing)
         recognizer = _load(model)
-        cut = Cutter()
-
-        def transcribe(clips: Sequence[Clip]) -> list[str]:
-            windows = cut(clips)
-            texts = in_batches(windows, by_language(windows, rows), recognizer.texts)
-            return joined(clips, (window.clip for window in windows), texts)
-
         threads = torch.get_num_threads()
         torch.set_num_threads(usable_cpus())
         try:
-            yield transcribe
+            yield over_windows(recognizer.texts, rows)
         finally:
             torch.set_num_threads(threads)
 

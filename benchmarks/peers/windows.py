@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asr.audio import decode_audio
-from asr.batcher import SIMILAR, BatchLimits
+from asr.batcher import BatchLimits, next_batch
 from asr.features import WINDOW_SAMPLES
 from asr.transcribe import LANGUAGES_WITHOUT_BLANKS
 from asr.vad import SpeechDetector, pack
+from benchmarks.peers.peer import Transcribe
 from benchmarks.speech_set import Clip
 
 RowT = TypeVar("RowT")
@@ -69,16 +70,22 @@ def similar_batches(frames: Sequence[int], limits: BatchLimits) -> list[list[int
     batches: list[list[int]] = []
     waiting = list(range(len(frames)))
     while waiting:
-        batch: list[int] = []
-        for place in waiting:
-            longest = max(frames[row] for row in [*batch, place])
-            shortest = min(frames[row] for row in [*batch, place])
-            fits = len(batch) < limits.rows and longest * (len(batch) + 1) <= limits.frames
-            if not batch or (fits and longest <= SIMILAR * shortest):
-                batch.append(place)
+        batch = [waiting[place] for place in next_batch([frames[row] for row in waiting], limits)]
         batches.append(batch)
-        waiting = [place for place in waiting if place not in batch]
+        waiting = [row for row in waiting if row not in batch]
     return batches
+
+
+def over_windows(recognize: Callable[[Sequence[Window]], Sequence[str]], rows: int | None = None) -> Transcribe:
+    """Transcribes clips window by window, in batches of one language, of any number of rows or at most so many."""
+    cut = Cutter()
+
+    def transcribe(clips: Sequence[Clip]) -> list[str]:
+        windows = cut(clips)
+        texts = in_batches(windows, by_language(windows, rows), recognize)
+        return joined(clips, (window.clip for window in windows), texts)
+
+    return transcribe
 
 
 def in_batches(

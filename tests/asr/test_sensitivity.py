@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -140,17 +141,23 @@ def ruining(quantize: Quantize, graph: str, product: str) -> Quantize:
 
 
 @pytest.fixture(scope="module")
-def unlimited(tiny_en: LoadedModel, graphs: Mapping[str, Path], recordings: list[Recording], int8: Quantize) -> Choice:
-    return choose_placement(
+def choose(tiny_en: LoadedModel, graphs: Mapping[str, Path], recordings: list[Recording]) -> Callable[..., Choice]:
+    """choose_placement without a limit, unless one is given."""
+    return partial(
+        choose_placement,
         tiny_en.checkpoint,
         graphs,
         CANDIDATES,
-        int8,
-        recordings,
+        recordings=recordings,
         max_error_increase=math.inf,
         max_divergence=math.inf,
         threads=1,
     )
+
+
+@pytest.fixture(scope="module")
+def unlimited(choose: Callable[..., Choice], int8: Quantize) -> Choice:
+    return choose(int8)
 
 
 def test_without_a_limit_everything_is_quantized(unlimited: Choice) -> None:
@@ -178,21 +185,10 @@ def test_the_order_is_by_cost_for_the_work_saved(unlimited: Choice, graphs: Mapp
         assert 1e-8 < sensitivity.divergence < 0.05, sensitivity
 
 
-def test_what_ruins_the_model_stays_out(
-    tiny_en: LoadedModel, graphs: Mapping[str, Path], recordings: list[Recording], int8: Quantize
-) -> None:
+def test_what_ruins_the_model_stays_out(choose: Callable[..., Choice], int8: Quantize) -> None:
     """Though it would save the most work, and nothing else stays out, though no error more is allowed."""
     ruined = "blocks.2.mlp.0"
-    choice = choose_placement(
-        tiny_en.checkpoint,
-        graphs,
-        CANDIDATES,
-        ruining(int8, "encoder", ruined),
-        recordings,
-        max_error_increase=0,
-        max_divergence=math.inf,
-        threads=1,
-    )
+    choice = choose(ruining(int8, "encoder", ruined), max_error_increase=0)
 
     assert choice.placement == {**CANDIDATES, "encoder": CANDIDATES["encoder"] - {ruined}}
     assert choice.order[-1].group == f"encoder.{ruined}"
@@ -204,21 +200,10 @@ def test_what_ruins_the_model_stays_out(
     assert choice.trials[-1].share == pytest.approx(sum(one.share for one in choice.order[:-1]))
 
 
-def test_divergence_alone_keeps_a_product_out(
-    tiny_en: LoadedModel, graphs: Mapping[str, Path], recordings: list[Recording], int8: Quantize, unlimited: Choice
-) -> None:
+def test_divergence_alone_keeps_a_product_out(choose: Callable[..., Choice], int8: Quantize, unlimited: Choice) -> None:
     """However many errors are allowed: a set of a few words would not show what it costs."""
     allowed = unlimited.trials[0].divergence / 2
-    choice = choose_placement(
-        tiny_en.checkpoint,
-        graphs,
-        CANDIDATES,
-        int8,
-        recordings,
-        max_error_increase=math.inf,
-        max_divergence=allowed,
-        threads=1,
-    )
+    choice = choose(int8, max_divergence=allowed)
 
     assert 0 < choice.quantized < len(GROUPS)
     assert choice.trials[0].error_rate is None
