@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         settings = Settings(**dict(pair.split("=", 1) for pair in parsed.settings))
     except (ValidationError, ValueError) as error:
         parser.error(str(error))
-    if settings.backend == "onnx" and (failure := build_artefacts(settings)):
+    if settings.backend != "torch" and (failure := build_artefacts(settings)):
         return failure
     run(settings, parsed.host, parsed.port)
     return 0
@@ -39,7 +39,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def build_artefacts(settings: Settings) -> int:
     """Build what the cache lacks before anything starts, where the progress can be seen; → exit status."""
-    command = [sys.executable, "-m", "asr.build", "--model", settings.model, "--precision", settings.precision]
+    command = [sys.executable, "-m", "asr.build", "--model", settings.model]
+    command += ["--backend", settings.backend, "--precision", settings.precision]
     if settings.cache_dir is not None:
         command += ["--cache", str(settings.cache_dir)]
     return subprocess.run(command, check=False).returncode  # noqa: S603 (our own module)

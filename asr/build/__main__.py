@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from asr.build.artefacts import Artefacts, ensure_artefacts
-from asr.build.plan import NATIVE
 from asr.build.recipe import Activations, GraphBackend, Precision, RangeMethod, Recipe, TensorRTSettings
 from asr.checkpoint import load_checkpoint
 from asr.errors import AsrError
@@ -46,13 +45,14 @@ def summary(artefacts: Artefacts, manifest: dict[str, Any]) -> str:
 
 
 def _recipe(parsed: argparse.Namespace) -> Recipe:
-    settings = TensorRTSettings(
-        target=parsed.target,
-        max_batch=parsed.max_batch,
-        frames=tuple(parsed.frames),
-        optimization_level=parsed.opt_level,
-        workspace_mib=parsed.workspace,
-    )
+    options = {
+        "target": parsed.target,
+        "max_batch": parsed.max_batch,
+        "frames": parsed.frames and tuple(parsed.frames),
+        "optimization_level": parsed.opt_level,
+        "workspace_mib": parsed.workspace,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
     return Recipe(
         precision=parsed.precision,
         backend=parsed.backend,
@@ -61,7 +61,7 @@ def _recipe(parsed: argparse.Namespace) -> Recipe:
         range_method=parsed.range_method,
         trailing_silence=parsed.trailing_silence,
         max_error_increase=parsed.max_error_increase,
-        tensorrt=settings if parsed.backend == "tensorrt" else None,
+        tensorrt=TensorRTSettings(**given) if given else None,  # any plan for this GPU is as good as another
     )
 
 
@@ -99,17 +99,16 @@ def _parser() -> argparse.ArgumentParser:
         help="of mixed, in points of word error rate (%(default)s)",
     )
     tensorrt = parser.add_argument_group("TensorRT")
-    tensorrt.add_argument("--target", default=NATIVE, help="sm75 (T4), sm86 (A10G), sm89 (L4), …; native: this GPU")
-    tensorrt.add_argument("--max-batch", type=int, default=plan.max_batch, help="rows (%(default)s)")
+    tensorrt.add_argument("--target", help="sm75 (T4), sm86 (A10G), sm89 (L4), …; by default the GPU of this machine")
+    tensorrt.add_argument("--max-batch", type=int, help=f"rows ({plan.max_batch})")
     tensorrt.add_argument(
         "--frames",
         type=int,
         nargs=3,
         metavar=("MIN", "OPT", "MAX"),
-        default=plan.frames,
-        help="log-mel frames of a row, 100 a second (%(default)s)",
+        help=f"log-mel frames of a row, 100 a second {plan.frames}",
     )
-    tensorrt.add_argument("--opt-level", type=int, choices=range(6), default=plan.optimization_level)
+    tensorrt.add_argument("--opt-level", type=int, choices=range(6), help=f"({plan.optimization_level})")
     tensorrt.add_argument("--workspace", type=int, metavar="MIB", help="bound of the memory for intermediate results")
     return parser
 

@@ -132,7 +132,9 @@ def _calibrate(checkpoint: Checkpoint, recipe: Recipe, encoder: Encoder, decoder
 def _calibration_set(recipe: Recipe) -> Path:
     if recipe.calibration is None:
         raise ArtefactError(
-            f"{recipe.backend} {recipe.precision}", "needs a calibration set: python -m asr.build --calibration FOLDER"
+            f"{recipe.backend} {recipe.precision}",
+            "needs a calibration set: "
+            f"python -m asr.build --backend {recipe.backend} --precision {recipe.precision} --calibration FOLDER",
         )
     return recipe.calibration
 

@@ -1,0 +1,36 @@
+"""The command builds what the service runs before it starts Ray, and ends if that cannot be built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asr.build.recipe import Backend
+from serve_app.__main__ import main
+
+
+@pytest.mark.parametrize("backend", ["onnx", "tensorrt"])
+def test_what_cannot_be_built_is_said_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, backend: Backend
+) -> None:
+    monkeypatch.setattr("serve_app.__main__.run", lambda *_: pytest.fail("the service was started"))
+    model = tmp_path / "not there.pt"
+
+    assert main([f"model={model}", f"backend={backend}", "precision=int8", f"cache_dir={tmp_path / 'cache'}"]) == 1
+    assert capfd.readouterr().err == f"error: {model}: no such file or directory\n"
+
+
+def test_mixed_is_built_beforehand(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A service has no recordings to choose by."""
+    assert main(["model=tiny.en", "precision=mixed", f"cache_dir={tmp_path}"]) == 1
+    assert "--backend onnx --precision mixed --calibration FOLDER" in capfd.readouterr().err
+
+
+def test_torch_needs_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr("serve_app.__main__.build_artefacts", lambda _: pytest.fail("something was built"))
+    monkeypatch.setattr("serve_app.__main__.run", lambda settings, *_: started.append(settings.backend))
+
+    assert main(["model=tiny.en", "backend=torch", "precision=fp16"]) == 0
+    assert started == ["torch"]
