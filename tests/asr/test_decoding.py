@@ -1,75 +1,21 @@
-"""The rules of decoding in exact numbers, with a model that says what it is told to; and openai-whisper's results."""
+"""The rules of decoding in exact numbers, with a model that says what it is told to."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import zlib
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
-import numpy as np
 import pytest
-import torch
-import whisper
-from numpy.typing import NDArray
-from torch import Tensor
-from whisper.decoding import DecodingOptions as OpenAIOptions
-from whisper.decoding import DecodingResult
-from whisper.model import ModelDimensions, Whisper
 
 from asr.checkpoint.vocabulary import published_vocabulary
-from asr.decoding import BatchDecoder, Encoded, compression_ratio
-from asr.engine import Engine
+from asr.decoding import BatchDecoder, compression_ratio
 from asr.errors import RecognitionError
-from asr.features import SAMPLE_RATE, WINDOW_FRAMES, LogMel, padded
-from asr.model import (
-    Dims,
-)
-from asr.sessions.pytorch import torch_sessions
+from asr.model import Dims
 from asr.tokenizer import Tokenizer
-from asr.transcript import DecodingOptions, Recognition
-from asr.utterance import Utterance
-from tests.asr.reference import LoadedModel
+from asr.transcript import DecodingOptions
+from tests.asr.scripted_decoder import DIMS, ScriptedSession, Words, decode, encoded
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*tiktoken:pytest.PytestUnraisableExceptionWarning")  # whisper's files
-
-CPU = torch.device("cpu")
-DIMS = Dims(80, 1500, 1, 1, 1, 51_865, 448, 1, 1, 1)
 ENGLISH_DIMS = dataclasses.replace(DIMS, n_vocab=51_864)
-
-Script: TypeAlias = Mapping[int, Mapping[int, float]]
-"""What a row's model hears: token that was read → probability of each token after it."""
-
-
-class ScriptedSession:
-    """A decoder that reads from a script. Each row has its number in its cross-attention bias."""
-
-    device = CPU
-    dtype = torch.float32
-
-    def __init__(self, n_vocab: int, *scripts: Script) -> None:
-        self.n_vocab = n_vocab
-        self.scripts = scripts
-        self.batches: list[list[int]] = []
-        self.read: dict[int, list[int]] = {row: [] for row in range(len(scripts))}
-
-    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        tokens, wanted = inputs["tokens"], inputs["logit_positions"]
-        rows = inputs["cross_bias"][:, 0].int().tolist()
-        logits = torch.full((*wanted.shape, self.n_vocab), -torch.inf)
-        for index, row in enumerate(rows):
-            length = int(wanted[index].max()) + 1
-            self.read[row] = self.read[row][: int(inputs["past_lengths"][index])] + tokens[index, :length].tolist()
-            for place, position in enumerate(wanted[index].tolist()):
-                for token, probability in self.scripts[row][int(tokens[index, position])].items():
-                    logits[index, place, token] = math.log(probability)
-        self.batches.append(rows)
-        return {"logits": logits, "new_kv": torch.zeros(1, 2, len(rows), 1, tokens.shape[1], 1)}
-
-
-def encoded(rows: int) -> Encoded:
-    return Encoded({"number": torch.arange(rows)}, torch.arange(rows, dtype=torch.float32)[:, None])
 
 
 @pytest.fixture(scope="module")
@@ -83,38 +29,9 @@ def tokenizer_of(dims: Dims) -> Tokenizer:
     return Tokenizer(vocabulary, dims.n_vocab)
 
 
-class Words:
-    """Some tokens of the multilingual vocabulary."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.start, self.end, self.begin = tokenizer.sot, tokenizer.eot, tokenizer.no_timestamps
-        self.a, self.b, self.c = (tokenizer.encode(word)[0] for word in (" good", " day", " all"))
-        self.blank = tokenizer.encode(" ")[0]
-        self.heard = {self.start: {tokenizer.no_speech: 0.25, self.a: 0.75}}  # speech, by three to one
-
-    def all_of(self, words: Sequence[int], probability: float = 1.0) -> Script:
-        """The script that says these words and ends; each, and the end, where `c` is all else that is possible."""
-        said = zip([self.begin, *words], [*words, self.end], strict=True)
-        return {
-            **self.heard,
-            **{token: {self.c: max(1 - probability, 1e-30), after: probability} for token, after in said},
-        }
-
-
 @pytest.fixture(scope="module")
 def say(tokenizer: Tokenizer) -> Words:
     return Words(tokenizer)
-
-
-def decode(
-    tokenizer: Tokenizer,
-    *scripts: Script,
-    options: DecodingOptions = DecodingOptions(),
-    seconds: float = 1.0,
-) -> list[Recognition]:
-    decoder = BatchDecoder(ScriptedSession(DIMS.n_vocab, *scripts), tokenizer, DIMS)
-    rows = len(scripts)
-    return decoder.decode(encoded(rows), [options] * rows, ["en"] * rows, [seconds] * rows)
 
 
 # --- what is said
@@ -307,55 +224,3 @@ def test_the_likeliest_language_of_each_row(tokenizer: Tokenizer, say: Words) ->
     decoder = BatchDecoder(ScriptedSession(DIMS.n_vocab, *scripts), tokenizer, DIMS)
 
     assert decoder.detect_languages(encoded(3)) == ["en", "su", "de"]
-
-
-# --- repetition
-
-
-def test_compression_ratio() -> None:
-    repeated = " all work and no play" * 20
-
-    assert compression_ratio(repeated) == len(repeated) / len(zlib.compress(repeated.encode())) > 10
-    assert compression_ratio("") == 0.0
-    assert compression_ratio(" Grüße") == pytest.approx(8 / len(zlib.compress(" Grüße".encode())))
-    assert compression_ratio(" It was the best of times, it was the worst of times.") < 2.4
-
-
-# --- against openai-whisper
-
-
-@pytest.fixture(scope="module")
-def torch_engine(tiny_en: LoadedModel) -> Engine:
-    sessions = torch_sessions(tiny_en.encoder, tiny_en.decoder, tiny_en.dims)
-    return Engine(tiny_en.dims, tiny_en.checkpoint.tokenizer, *sessions)
-
-
-@pytest.fixture(scope="module")
-def openai_model(tiny_en: LoadedModel) -> Whisper:
-    model = Whisper(ModelDimensions(**dataclasses.asdict(tiny_en.dims)))
-    model.load_state_dict(tiny_en.weights)
-    return model.eval()
-
-
-@pytest.mark.parametrize("prompt", ["", "A Tale of Two Cities, by Charles Dickens."])
-@pytest.mark.parametrize(("start_s", "end_s"), [(0.5, 10.5), (3.0, 28.0)])
-def test_the_same_tokens_as_openai(
-    torch_engine: Engine, openai_model: Whisper, speech: NDArray[np.float32], start_s: float, end_s: float, prompt: str
-) -> None:
-    log_mel = LogMel(80)(speech[round(start_s * SAMPLE_RATE) : round(end_s * SAMPLE_RATE)])
-    options = OpenAIOptions(without_timestamps=True, fp16=False, language="en", prompt=prompt or None)
-    expected = whisper.decoding.decode(openai_model, torch.from_numpy(padded(log_mel, WINDOW_FRAMES)), options)
-    [actual] = torch_engine.recognize(
-        [Utterance(log_mel, DecodingOptions(language="en", prompt=prompt), full_window=True)]
-    )
-
-    assert isinstance(expected, DecodingResult)
-    assert isinstance(actual, Recognition)
-    assert list(actual.tokens) == expected.tokens
-    assert len(actual.tokens) > 2 * (end_s - start_s)
-    assert actual.text.strip() == expected.text
-    assert actual.avg_logprob == pytest.approx(expected.avg_logprob, abs=1e-3)
-    assert actual.no_speech_prob == pytest.approx(expected.no_speech_prob, abs=1e-3)
-    assert actual.compression_ratio == pytest.approx(
-        expected.compression_ratio, rel=0.02
-    )  # of the text without its blank
