@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,30 @@ class DecodingOptions:
 
 
 @dataclass(frozen=True)
+class Timing:
+    """Where the time of one recognition went, all its attempts together.
+
+    queue_s: waiting for the model; encode_s: in the encoder and the prompt, for the whole batch that it was encoded in;
+    decode_s: from there to its last token; steps: tokens that it was advanced by; rows: how many were decoded at a
+    time, itself included, on average over its steps.
+    """
+
+    queue_s: float = 0.0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    steps: int = 0
+    rows: float = 0.0
+
+
+@dataclass(frozen=True)
 class Recognition:
     """What the model heard in one utterance.
 
     text: as the model spells it, with its leading blank; tokens: of the text; language: given or detected;
     avg_logprob: mean natural log-probability of the tokens and the end; no_speech_prob: of the model hearing no speech;
     compression_ratio: bytes of the text over its zlib-compressed bytes, high when the model repeats itself;
-    temperature: that it was decoded with; complete: whether the model ended by itself, rather than at the token bound.
+    temperature: that it was decoded with; complete: whether the model ended by itself, rather than at the token bound;
+    timing: how long it took, which does not make one recognition differ from another.
     """
 
     text: str
@@ -38,6 +55,7 @@ class Recognition:
     compression_ratio: float
     temperature: float
     complete: bool
+    timing: Timing = field(default=Timing(), compare=False)
 
 
 @dataclass(frozen=True)
