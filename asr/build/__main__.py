@@ -17,6 +17,7 @@ from asr.build.artefacts import Artefacts, ensure_artefacts
 from asr.build.recipe import Activations, GraphBackend, Precision, RangeMethod, Recipe, TensorRTSettings
 from asr.checkpoint import load_checkpoint
 from asr.errors import AsrError
+from asr.openvino_library import cpu_backend
 
 MIB = 1 << 20
 
@@ -53,9 +54,12 @@ def _recipe(parsed: argparse.Namespace) -> Recipe:
         "workspace_mib": parsed.workspace,
     }
     given = {name: value for name, value in options.items() if value is not None}
+    backend = parsed.backend
+    if backend == "auto":
+        backend = "onnx" if parsed.activations else cpu_backend(parsed.precision)
     return Recipe(
         precision=parsed.precision,
-        backend=parsed.backend,
+        backend=backend,
         activations=parsed.activations,
         calibration=parsed.calibration,
         range_method=parsed.range_method,
@@ -71,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m asr.build", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="base", help="name, path or hub id of a Whisper checkpoint (%(default)s)")
-    parser.add_argument("--backend", choices=get_args(GraphBackend), default=defaults.backend)
+    parser.add_argument("--backend", choices=("auto", *get_args(GraphBackend)), default="auto")
     parser.add_argument("--precision", choices=get_args(Precision), default=defaults.precision)
     parser.add_argument("--output", "--cache", type=Path, help="folder of built models; by default the user's cache")
     parser.add_argument("--json", action="store_true", help="print the manifest instead of a table")

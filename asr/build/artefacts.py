@@ -47,18 +47,18 @@ KEY = "[0-9a-f]" * 16  # as a pattern of file names
 
 @dataclass(frozen=True)
 class Artefacts:
-    """A complete, checked directory of graphs or plans."""
+    """A complete, checked directory of graphs or plans, and the recipe that they are to run by."""
 
     directory: Path
-    backend: GraphBackend = "onnx"
+    recipe: Recipe
 
     @property
     def encoder(self) -> Path:
-        return self.directory / file_names(self.backend)[0]
+        return self.directory / file_names(self.recipe.graphs.backend)[0]
 
     @property
     def decoder(self) -> Path:
-        return self.directory / file_names(self.backend)[1]
+        return self.directory / file_names(self.recipe.graphs.backend)[1]
 
     @property
     def manifest(self) -> dict[str, object]:
@@ -75,16 +75,16 @@ def ensure_artefacts(checkpoint: Checkpoint, recipe: Recipe, cache_dir: Path | N
         CheckpointError: the weights cannot be read.
         ArtefactError: the cache cannot be written, or the graphs cannot be built.
     """
-    cache = cache_dir or default_cache_dir()
-    name = f"{checkpoint.name}-{recipe.backend}-{recipe.precision}"
+    cache, graphs = cache_dir or default_cache_dir(), recipe.graphs
+    name = f"{checkpoint.name}-{graphs.backend}-{graphs.precision}"
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(cache / f"{name}.lock"):
-            wanted = _properties(checkpoint, recipe)
-            directory = _find(cache, name, wanted, recipe.backend) or _build(checkpoint, recipe, cache, name, wanted)
+            wanted = _properties(checkpoint, graphs)
+            directory = _find(cache, name, wanted, graphs.backend) or _build(checkpoint, graphs, cache, name, wanted)
     except OSError as error:
         raise ArtefactError(str(cache / name), f"cannot be built ({error})") from error
-    return Artefacts(directory, recipe.backend)
+    return Artefacts(directory, recipe)
 
 
 def default_cache_dir() -> Path:

@@ -169,7 +169,7 @@ def _placement(graph: str, path: Path, recipe: Recipe, activations: Mapping[str,
     if recipe.precision == "int8" and recipe.resolved_activations == "per-token":
         return names
     if recipe.precision == "int8-weights":
-        return names - {HEAD}
+        return names if recipe.backend == "onnx" else names - {HEAD}
     return frozenset(
         name for name in names - {HEAD} if activations[f"{graph}.{name}"].signal_to_noise_db >= MIN_SIGNAL_TO_NOISE_DB
     )

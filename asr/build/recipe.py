@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-Precision: TypeAlias = Literal["fp32", "fp16", "int8", "int8-weights", "mixed"]
-Backend: TypeAlias = Literal["onnx", "torch", "tensorrt"]
-GraphBackend: TypeAlias = Literal["onnx", "tensorrt"]  # torch needs no graphs
+Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "int8", "int8-weights", "mixed"]
+Backend: TypeAlias = Literal["auto", "onnx", "openvino", "tensorrt", "torch"]
+GraphBackend: TypeAlias = Literal["onnx", "openvino", "tensorrt"]  # torch needs no graphs
 Activations: TypeAlias = Literal["per-token", "calibrated"]
 RangeMethod: TypeAlias = Literal["max", "entropy"]
 
 QUANTIZED = ("int8", "mixed")
-TORCH_PRECISIONS = ("fp32", "fp16")
+OPENVINO_GRAPHS: Mapping[Precision, Precision] = {"fp32": "fp32", "bf16": "fp32", "int8": "int8-weights"}
+"""Precision in OpenVINO → the precision of ONNX Runtime whose graph it runs."""
+PRECISIONS: Mapping[Backend, tuple[Precision, ...]] = {
+    "onnx": ("fp32", "fp16", "int8", "int8-weights", "mixed"),
+    "openvino": tuple(OPENVINO_GRAPHS),
+    "tensorrt": ("fp32", "fp16", "int8", "int8-weights", "mixed"),
+    "torch": ("fp32", "fp16"),
+}
+
+
+def check_precision(backend: Backend, precision: Precision) -> None:
+    """
+    Raises:
+        ValueError: the backend does not have this precision. "auto" has them all.
+    """
+    *most, last = PRECISIONS.get(backend, (precision,))
+    if precision not in (*most, last):
+        raise ValueError(f"backend {backend} runs precision {', '.join(most)} or {last} only")
 
 
 @dataclass(frozen=True)
@@ -38,11 +56,12 @@ class TensorRTSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the graphs of a checkpoint are made.
+    """How the graphs of a checkpoint are made, and what runs them.
 
     precision: fp16 keeps in float32 what float16 cannot hold; int8 has products in int8, int8-weights only their
     weights (ONNX Runtime's CPU multiplies them with activations that it rounds to int8 by blocks); mixed is int8 where
-    a measurement on the calibration set allows it.
+    a measurement on the calibration set allows it. OpenVINO computes the float32 graph in bf16, and rounds activations
+    itself where it finds weights in int8, so that both need no graphs of their own.
     activations: how int8 products see their left operand. per-token (ONNX Runtime): each by its own range, found while
     running. calibrated (the only way of TensorRT): one range for each product, found beforehand. None: by the backend.
     calibration: a folder of recordings or a manifest; None takes what was built with any, and cannot build what needs
@@ -59,6 +78,20 @@ class Recipe:
     trailing_silence: bool = True
     max_error_increase: float = 0.4
     tensorrt: TensorRTSettings | None = None
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ValueError: the backend does not have this precision.
+        """
+        check_precision(self.backend, self.precision)
+
+    @property
+    def graphs(self) -> Recipe:
+        """By what the graphs are made that this runs."""
+        if self.backend == "openvino":
+            return replace(self, backend="onnx", precision=OPENVINO_GRAPHS[self.precision])
+        return self
 
     @property
     def has_int8(self) -> bool:

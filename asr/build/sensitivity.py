@@ -26,10 +26,10 @@ from asr.build.calibration import Recording, utterances_of
 from asr.build.error_rate import error_rate
 from asr.build.products import products_of
 from asr.checkpoint.normalised import Checkpoint
-from asr.decoding import Encoded
 from asr.engine import Engine, encode
 from asr.errors import AsrError
 from asr.kv_cache import KvCache
+from asr.lane import Encoded
 from asr.model import Dims
 from asr.session import Session
 from asr.sessions.onnxruntime import OnnxSession

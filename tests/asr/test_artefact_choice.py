@@ -17,7 +17,7 @@ import pytest
 import asr.model
 from asr.build import per_token
 from asr.build.artefacts import MANIFEST, Artefacts, ensure_artefacts
-from asr.build.recipe import Recipe
+from asr.build.recipe import Precision, Recipe
 from asr.checkpoint import Checkpoint, load_checkpoint
 from asr.errors import ArtefactError, CheckpointError
 from asr.features import SAMPLE_RATE
@@ -67,6 +67,22 @@ def test_another_recipe_does_not(checkpoint: Checkpoint, cache: Path, recipe: Re
     assert not serves(cache, checkpoint, recipe)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_openvino_runs_the_float32_graphs(checkpoint: Checkpoint, cache: Path, precision: Precision) -> None:
+    [directory] = directories(cache)
+    recipe = Recipe(precision, "openvino")
+
+    assert ensure_artefacts(unreadable(checkpoint), recipe, cache) == Artefacts(directory, recipe)
+
+
+def test_openvino_finds_ranges_itself_where_weights_are_in_int8(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    built = ensure_artefacts(checkpoint, Recipe("int8-weights"), tmp_path)
+    recipe = Recipe("int8", "openvino")
+
+    assert ensure_artefacts(unreadable(checkpoint), recipe, tmp_path) == Artefacts(built.directory, recipe)
+    assert not serves(tmp_path, checkpoint, INT8)
+
+
 @pytest.mark.parametrize("library", ["torch", "onnx", "onnxscript"])
 def test_another_library_does_not(
     checkpoint: Checkpoint, cache: Path, monkeypatch: pytest.MonkeyPatch, library: str
@@ -92,7 +108,7 @@ def test_modelopt_is_not_needed_to_serve(
 ) -> None:
     """But where it is installed, what another version of it made is made again."""
     [directory] = directories(cache)
-    manifest = Artefacts(directory).manifest
+    manifest = Artefacts(directory, FP32).manifest
     made_of = manifest["made_of"]
     assert isinstance(made_of, dict)
     made_of |= {"precision": "fp16", "modelopt": "0.47.0"}

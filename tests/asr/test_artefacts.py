@@ -79,7 +79,7 @@ def test_what_was_built_is_used_again(checkpoint: Checkpoint, cache: Path) -> No
     before = {path: path.stat() for path in directory.iterdir()}
     artefacts = ensure_artefacts(unreadable(checkpoint), FP32, cache)
 
-    assert artefacts == Artefacts(directory)
+    assert artefacts == Artefacts(directory, FP32)
     assert_whole(artefacts)
     assert {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in directory.iterdir()} == {
         path: (status.st_ino, status.st_mtime_ns) for path, status in before.items()
@@ -105,7 +105,7 @@ def test_the_name_and_the_manifest_say_what_it_is(checkpoint: Checkpoint, cache:
 
 def test_the_manifest_says_what_was_built(int8_cache: Path) -> None:
     [directory] = directories(int8_cache)
-    manifest = Artefacts(directory).manifest
+    manifest = Artefacts(directory, INT8).manifest
     encoder, decoder = [
         {
             "graph": graph,
@@ -190,7 +190,7 @@ def test_damage_is_repaired(checkpoint: Checkpoint, cache: Path) -> None:
     (directory / "left over").touch()
     artefacts = ensure_artefacts(checkpoint, FP32, cache)
 
-    assert artefacts == Artefacts(directory)
+    assert artefacts == Artefacts(directory, FP32)
     assert_whole(artefacts)
 
 

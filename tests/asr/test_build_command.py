@@ -10,7 +10,7 @@ import pytest
 
 from asr.build.__main__ import main
 from asr.build.artefacts import Artefacts
-from tests.asr.artefact_caches import GRAPHS, directories
+from tests.asr.artefact_caches import FP32, GRAPHS, directories
 
 
 def test_the_command_prints_what_was_built(weights_file: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,7 +31,7 @@ def test_the_command_prints_the_manifest(weights_file: Path, cache: Path, capsys
     [directory] = directories(cache)
 
     assert main(["--model", str(weights_file), "--precision", "fp32", "--output", str(cache), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == Artefacts(directory).manifest
+    assert json.loads(capsys.readouterr().out) == Artefacts(directory, FP32).manifest
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,12 +21,12 @@ def test_defaults() -> None:
         "model": "base",
         "served_model_name": None,
         "precision": "int8",
-        "backend": "onnx",
+        "backend": "auto",
         "threads": None,
         "cache_dir": None,
-        "max_batch_size": 16,
-        "max_batch_audio_s": 240.0,
-        "batch_wait_ms": 5.0,
+        "max_batch_size": None,
+        "max_batch_audio_s": None,
+        "batch_wait_ms": 0.0,
     }
 
 
@@ -50,7 +50,7 @@ def test_strings_of_the_command_line() -> None:
         ("max_batch_size", "0"),
         ("max_batch_size", "257"),
         ("max_batch_size", "many"),
-        ("max_batch_audio_s", "29"),
+        ("max_batch_audio_s", "-1"),
         ("batch_wait_ms", "-1"),
         ("threads", "0"),
         ("precision", "int4"),
@@ -62,11 +62,20 @@ def test_what_cannot_be_is_refused_by_name(name: str, value: str) -> None:
         settings(**{name: value})
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-weights", "mixed"])
-@pytest.mark.parametrize("backend", ["onnx", "tensorrt", "torch"])
-def test_torch_alone_is_not_quantized(backend: str, precision: str) -> None:
-    if backend == "torch" and precision not in ("fp32", "fp16"):
-        with pytest.raises(ValidationError, match="backend torch runs precision fp32 or fp16 only"):
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16", "int8", "int8-weights", "mixed"])
+@pytest.mark.parametrize(
+    ("backend", "refused", "told"),
+    [
+        ("auto", [], ""),
+        ("onnx", ["bf16"], "backend onnx runs precision fp32, fp16, int8, int8-weights or mixed only"),
+        ("openvino", ["fp16", "int8-weights", "mixed"], "backend openvino runs precision fp32, bf16 or int8 only"),
+        ("tensorrt", ["bf16"], "backend tensorrt runs precision fp32, fp16, int8, int8-weights or mixed only"),
+        ("torch", ["bf16", "int8", "int8-weights", "mixed"], "backend torch runs precision fp32 or fp16 only"),
+    ],
+)
+def test_precisions_that_a_backend_does_not_have(backend: str, refused: list[str], told: str, precision: str) -> None:
+    if precision in refused:
+        with pytest.raises(ValidationError, match=told):
             settings(backend=backend, precision=precision)
     else:
         given = settings(backend=backend, precision=precision)
