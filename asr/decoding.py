@@ -1,7 +1,7 @@
-"""Greedy and sampled decoding of a whole batch, in which each row has its own prompt, language, task and bounds.
+"""The rules of greedy and sampled decoding, in which each row has its own prompt, language, task and bounds.
 
-The rules are those of openai-whisper's `decoding.py` without timestamps: non-speech and special tokens are never said,
-the first token is neither a blank nor the end, and at temperature 0 the likeliest token is taken.
+They are those of openai-whisper's `decoding.py` without timestamps: non-speech and special tokens are never said, the
+first token is neither a blank nor the end, and at temperature 0 the likeliest token is taken.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from asr.errors import RecognitionError
-from asr.kv_cache import KvCache
+from asr.errors import AsrError, RecognitionError
 from asr.model import Dims
-from asr.session import Session
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions, Recognition
 
@@ -25,24 +23,13 @@ MAX_TOKENS_PER_S = 25.0
 MIN_TOKEN_BOUND = 20
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A batch that the encoder has seen.
-
-    cross: cross-attention keys and values by input name, batch first; bias: (batch, positions), added to their
-    attention scores.
-    """
-
-    cross: dict[str, Tensor]
-    bias: Tensor
-
-    def keep(self, rows: Tensor) -> Encoded:
-        return Encoded({name: value[rows] for name, value in self.cross.items()}, self.bias[rows])
-
-
-@dataclass
+@dataclass(eq=False)
 class Row:
-    """One utterance on its way through the decoder."""
+    """One utterance on its way through the decoder.
+
+    prefix: what the decoder reads first; sot_index: place in it of the start of the transcript; bound: tokens that it
+    may say at most; beside: rows that it was decoded together with, itself included, summed over its steps.
+    """
 
     options: DecodingOptions
     language: str
@@ -54,58 +41,26 @@ class Row:
     sum_logprob: float = 0.0
     no_speech_prob: float = 0.0
     complete: bool = False
+    error: AsrError | None = None
+    steps: int = 0
+    beside: int = 0
 
     @property
     def ended(self) -> bool:
-        return self.complete or len(self.tokens) >= self.bound
+        return self.complete or self.error is not None or len(self.tokens) >= self.bound
 
 
-class BatchDecoder:
-    """Decodes encoded batches with one decoder graph."""
+class DecodingRules:
+    """What a row reads before it speaks, and what it says next."""
 
-    def __init__(self, session: Session, tokenizer: Tokenizer, dims: Dims) -> None:
-        self._session = session
+    def __init__(self, tokenizer: Tokenizer, dims: Dims, device: torch.device) -> None:
         self._tokenizer = tokenizer
         self._dims = dims
-        self._device = session.device
-        self._suppressed = torch.tensor(tokenizer.suppressed_tokens, device=self._device)
-        self._not_first = torch.tensor(tokenizer.suppressed_at_start, device=self._device)
+        self._suppressed = torch.tensor(tokenizer.suppressed_tokens, device=device)
+        self._not_first = torch.tensor(tokenizer.suppressed_at_start, device=device)
 
-    def detect_languages(self, encoded: Encoded) -> list[str]:
-        """The likeliest language of every row, from the token that follows the start of the transcript."""
-        batch = len(encoded.bias)
-        if not self._tokenizer.is_multilingual:
-            return ["en"] * batch
-        tokens = torch.full((batch, 1), self._tokenizer.sot, device=self._device)
-        logits = self._run(self._cache(batch), encoded, tokens, torch.zeros_like(tokens))[0]
-        language_tokens = self._tokenizer.language_tokens
-        best = logits[:, 0, language_tokens.start : language_tokens.stop].argmax(-1)
-        return [self._tokenizer.languages[index] for index in best.tolist()]
-
-    def decode(
-        self, encoded: Encoded, options: Sequence[DecodingOptions], languages: Sequence[str], seconds: Sequence[float]
-    ) -> list[Recognition]:
-        """Decode every row to its end. seconds: of audio in each row, which bound its tokens."""
-        rows = [self._row(*row) for row in zip(options, languages, seconds, strict=True)]
-        cache = self._cache(len(rows))
-        logits = self._prefill(cache, encoded, rows)
-        active = rows
-        while True:
-            ended = self._choose(logits, active)
-            going = [index for index, end in enumerate(ended) if not end]
-            if not going:
-                return [self._recognition(row) for row in rows]
-            if len(going) <= len(active) // 2:  # rows that ended are worth a copy of the others once they are half
-                kept = torch.tensor(going, device=self._device)
-                cache.keep(kept)
-                encoded = encoded.keep(kept)
-                active = [active[index] for index in going]
-            logits = self._step(cache, encoded, active)
-
-    def _cache(self, batch: int) -> KvCache:
-        return KvCache(self._dims, batch, self._device, self._session.dtype)
-
-    def _row(self, options: DecodingOptions, language: str, seconds: float) -> Row:
+    def row(self, options: DecodingOptions, language: str, seconds: float) -> Row:
+        """A row that has said nothing yet. seconds: of audio, which bound its tokens."""
         tokenizer = self._tokenizer
         longest = self._dims.n_text_ctx // 2
         previous: list[int] = []
@@ -115,66 +70,41 @@ class BatchDecoder:
         bound = min(MIN_TOKEN_BOUND + int(seconds * MAX_TOKENS_PER_S), longest, self._dims.n_text_ctx - len(prefix))
         return Row(options, language, prefix, sot_index=len(previous), bound=bound)
 
-    def _prefill(self, cache: KvCache, encoded: Encoded, rows: Sequence[Row]) -> Tensor:
-        """Run every row's prefix; → logits (batch, vocab) for the first token of the text."""
-        counts = torch.tensor([len(row.prefix) for row in rows])
-        tokens = torch.full((len(rows), int(counts.max())), self._tokenizer.eot)
-        for index, row in enumerate(rows):
-            tokens[index, : len(row.prefix)] = torch.tensor(row.prefix)
-        wanted = torch.stack((torch.tensor([row.sot_index for row in rows]), counts - 1), dim=1)
-        logits, new_kv = self._run(cache, encoded, tokens.to(self._device), wanted.to(self._device))
-        cache.append(new_kv, counts.to(self._device))
-        no_speech = torch.softmax(logits[:, 0], dim=-1)[:, self._tokenizer.no_speech]
-        for row, probability in zip(rows, no_speech.tolist(), strict=True):
+    def choose_first(self, after_start: Tensor, after_prefix: Tensor, rows: Sequence[Row]) -> None:
+        """Give each row its first token. Both (rows, vocab) float32, logits after the start of the transcript and
+        after the prefix; changes the latter.
+        """
+        no_speech = torch.softmax(after_start, dim=-1)[:, self._tokenizer.no_speech].tolist()
+        for row, probability in zip(rows, no_speech, strict=True):
             row.no_speech_prob = probability
-        first = logits[:, 1]
-        first[:, self._not_first] = -torch.inf
-        return first
+        after_prefix[:, self._not_first] = -torch.inf
+        self.choose(after_prefix, rows)
 
-    def _step(self, cache: KvCache, encoded: Encoded, rows: Sequence[Row]) -> Tensor:
-        """Run every row's last token; → logits (batch, vocab)."""
-        tokens = torch.tensor([[row.tokens[-1] if row.tokens else 0] for row in rows], device=self._device)
-        logits, new_kv = self._run(cache, encoded, tokens, torch.zeros_like(tokens))
-        cache.append(new_kv, torch.tensor([not row.ended for row in rows], device=self._device).long())
-        return logits[:, 0]
-
-    def _run(self, cache: KvCache, encoded: Encoded, tokens: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        outputs = self._session.run(
-            {
-                "tokens": tokens,
-                "past_lengths": cache.lengths,
-                "logit_positions": wanted,
-                "cross_bias": encoded.bias,
-                **cache.tensors(),
-                **encoded.cross,
-            }
-        )
-        return outputs["logits"].float(), outputs["new_kv"]
-
-    def _choose(self, logits: Tensor, rows: Sequence[Row]) -> list[bool]:
-        """Give each row that goes on its next token; → which rows have ended. Changes logits."""
+    def choose(self, logits: Tensor, rows: Sequence[Row]) -> None:
+        """Give each row its next token, or its end, or an error where the logits are not numbers. Changes logits,
+        (rows, vocab) float32.
+        """
         logits[:, self._suppressed] = -torch.inf
-        likeliest, log_total = logits.argmax(-1), logits.logsumexp(-1)
-        if not bool(log_total.isfinite().all()):
-            raise RecognitionError("the model's output is not a number")
-        chosen = likeliest.tolist()
+        logprobs = torch.log_softmax(logits, dim=-1)
+        chosen = likeliest(logprobs)
+        sound = logprobs.gather(1, chosen[:, None])[:, 0].isfinite().tolist()
         for index, row in enumerate(rows):
-            if row.options.temperature > 0 and not row.ended:
+            if row.options.temperature > 0 and sound[index]:
                 probabilities = torch.softmax(logits[index] / row.options.temperature, dim=-1).cpu()
-                chosen[index] = int(torch.multinomial(probabilities, 1, generator=row.generator))
-        picked = torch.tensor(chosen, device=self._device)
-        logprobs = (logits.gather(1, picked[:, None])[:, 0] - log_total).tolist()
-        for row, token, logprob in zip(rows, chosen, logprobs, strict=True):
-            if row.ended:
+                chosen[index] = torch.multinomial(probabilities, 1, generator=row.generator)[0]
+        said = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
+        for row, token, logprob, is_sound in zip(rows, chosen.tolist(), said, sound, strict=True):
+            if not is_sound:
+                row.error = RecognitionError("the model's output is not a number")
                 continue
             row.sum_logprob += logprob
             if token == self._tokenizer.eot:
                 row.complete = True
             else:
                 row.tokens.append(token)
-        return [row.ended for row in rows]
 
-    def _recognition(self, row: Row) -> Recognition:
+    def recognition(self, row: Row) -> Recognition:
+        """What an ended row has said."""
         text = self._tokenizer.decode(row.tokens)
         return Recognition(
             text=text,
@@ -186,6 +116,13 @@ class BatchDecoder:
             temperature=row.options.temperature,
             complete=row.complete,
         )
+
+
+def likeliest(scores: Tensor) -> Tensor:
+    """(rows, vocab) → (rows,) int64."""
+    if scores.device.type == "cpu":
+        return torch.from_numpy(scores.numpy().argmax(-1))  # PyTorch's own takes ten times as long there
+    return scores.argmax(-1)
 
 
 def compression_ratio(text: str) -> float:

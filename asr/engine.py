@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asr.decoding import BatchDecoder, Encoded
+from asr.decoding import Row
 from asr.errors import AsrError, OutOfMemoryError, RecognitionError
 from asr.features import FRAMES_PER_SECOND, WINDOW_FRAMES, padded
+from asr.in_flight import InFlightDecoder
+from asr.lane import Encoded
 from asr.memory import DeviceMemory, batch_bytes
 from asr.model import MASKED, Dims
 from asr.session import Session
@@ -35,14 +37,48 @@ class Engine:
         self.tokenizer = tokenizer
         self._encoder = encoder
         self._memory = memory
-        self._decoder = BatchDecoder(decoder, tokenizer, dims)
+        self._decoder = InFlightDecoder(decoder, tokenizer, dims)
+
+    @property
+    def rows_in_flight(self) -> int:
+        return self._decoder.rows
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs."""
+        return self._encoder.device
 
     def recognize(self, utterances: Sequence[Utterance]) -> list[Recognition | AsrError]:
-        """Recognise a batch; a row that cannot be recognised has its error in place of a result, the others go on."""
+        """Recognise a batch while nothing else is in flight; a row that cannot be recognised has its error in place of
+        a result, the others go on.
+        """
+        rows = self.start(utterances)
+        while self.rows_in_flight:
+            self.step()
+        return [self.result(row) if isinstance(row, Row) else row for row in rows]
+
+    def start(self, utterances: Sequence[Utterance]) -> list[Row | AsrError]:
+        """Encode a batch and have its rows decoded from now on, beside those that are in flight already.
+
+        → in the same order, rows that `step` takes to their end, unless they have ended at once, and an error in place
+        of each that cannot be recognised.
+        """
         problems = [self._problem(utterance) for utterance in utterances]
         sound = [utterance for utterance, problem in zip(utterances, problems, strict=True) if problem is None]
-        results = iter(self._recognize_rows(sound))
-        return [next(results) if problem is None else problem for problem in problems]
+        rows = iter(self._start_rows(sound))
+        return [next(rows) if problem is None else problem for problem in problems]
+
+    def step(self) -> list[Row]:
+        """Advance every row in flight by a token; → those that ended with it."""
+        return self._decoder.step()
+
+    def drop(self, row: Row) -> None:
+        """Forget a row in flight."""
+        self._decoder.drop(row)
+
+    def result(self, row: Row) -> Recognition | AsrError:
+        """Of a row that has ended."""
+        return row.error or self._decoder.recognition(row)
 
     def warm_up(self, batch_size: int) -> None:
         """Run once alone and once in a full batch, so that no request pays for first-time allocations.
@@ -50,6 +86,8 @@ class Engine:
         Raises:
             AsrError: the model does not work.
         """
+        if self.device.type == "cuda":
+            self._decoder.reserve(batch_size)
         second_of_noise = np.random.default_rng(0).standard_normal((self.dims.n_mels, FRAMES_PER_SECOND), np.float32)
         for size in (1, batch_size):
             for result in self.recognize([Utterance(second_of_noise)] * size):
@@ -70,15 +108,13 @@ class Engine:
             return error
         return None
 
-    def _recognize_rows(
-        self, utterances: Sequence[Utterance], *, may_split: bool = True
-    ) -> list[Recognition | AsrError]:
+    def _start_rows(self, utterances: Sequence[Utterance], *, may_split: bool = True) -> list[Row | AsrError]:
         """may_split: whether a batch that does not fit the device's memory is tried again in two halves."""
         if not utterances:
             return []
         refusal: OutOfMemoryError | None = None
         try:
-            return list(self._recognize_batch(utterances))
+            return list(self._start_batch(utterances))
         except (OutOfMemoryError, torch.OutOfMemoryError) as error:
             refusal = OutOfMemoryError(str(error.args[0]))  # without the traceback, which holds what filled the memory
         except RecognitionError as error:
@@ -89,10 +125,10 @@ class Engine:
                 return [refusal] * len(utterances)
             middle = len(utterances) // 2
             halves = utterances[:middle], utterances[middle:]
-            return [result for half in halves for result in self._recognize_rows(half, may_split=False)]
-        return [result for utterance in utterances for result in self._recognize_rows([utterance])]
+            return [row for half in halves for row in self._start_rows(half, may_split=False)]
+        return [row for utterance in utterances for row in self._start_rows([utterance])]
 
-    def _recognize_batch(self, utterances: Sequence[Utterance]) -> list[Recognition]:
+    def _start_batch(self, utterances: Sequence[Utterance]) -> list[Row]:
         if self._memory is not None:
             positions = max(utterance.window.positions for utterance in utterances)
             self._memory.admit(batch_bytes(self.dims, self._encoder.dtype, rows=len(utterances), positions=positions))
@@ -101,7 +137,7 @@ class Engine:
         given = [option.language or "" for option in options]
         found = given if all(given) else self._decoder.detect_languages(encoded)
         languages = [asked or heard for asked, heard in zip(given, found, strict=True)]
-        return self._decoder.decode(encoded, options, languages, [utterance.duration_s for utterance in utterances])
+        return self._decoder.join(encoded, options, languages, [utterance.duration_s for utterance in utterances])
 
 
 def encode(session: Session, utterances: Sequence[Utterance]) -> Encoded:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from asr.audio import decode_audio
-from asr.batcher import Batcher, BatchLimits
+from asr.batcher import Batcher
 from asr.build.recipe import Backend, Precision
 from asr.engine import Engine
 from asr.errors import AsrError
 from asr.features import SAMPLE_RATE
 from asr.loading import load_engine
+from asr.scheduler import BatchLimits
 from asr.segments import Segmenter
 from asr.transcribe import transcribe_segments
 from asr.transcript import DecodingOptions, Recognition, Transcript
@@ -28,7 +29,7 @@ class LocalTranscriber:
 
     def __init__(self, engine: Engine, limits: BatchLimits = BatchLimits(), *, full_window: bool = False) -> None:
         self._segmenter = Segmenter(engine.dims.n_mels)
-        self._batcher = Batcher(engine.recognize, limits)
+        self._batcher = Batcher(engine, limits)
         self._full_window = full_window
 
     @classmethod

@@ -7,20 +7,32 @@ from dataclasses import dataclass
 import torch
 
 from asr.errors import OutOfMemoryError
+from asr.kv_cache import BLOCK, whole_blocks
 from asr.model import Dims
 
+FEED_FORWARD = 2 * 4 + 3
+"""Values that a block holds for each of its state's: four times as wide before and after the activation, and others."""
 HEADROOM = 1.2
 """Allocators round up and fragment: a batch is admitted if so many times what it needs is free."""
 
 
 def batch_bytes(dims: Dims, dtype: torch.dtype, *, rows: int, positions: int) -> int:
-    """Peak memory of a batch beside the weights: what lives through it, and the largest moment of the encoder."""
+    """Peak memory of a batch until its rows have joined those in flight, beside the weights and what is reserved for
+    rows in flight: what the encoder makes, and the larger of its own largest moment and that of reading the prefixes,
+    which may be as long as they get.
+    """
+    prefix = longest_prefix(dims)
     cross = 2 * dims.n_text_layer * dims.n_text_state * positions
-    cache = 2 * 2 * dims.n_text_layer * dims.n_text_state * dims.n_text_ctx  # twice while it grows
+    encoding = positions * max(2 * dims.n_audio_head * positions, FEED_FORWARD * dims.n_audio_state)
+    reading = prefix * max(2 * dims.n_text_head * max(positions, BLOCK + prefix), FEED_FORWARD * dims.n_text_state)
+    cache = 2 * 2 * dims.n_text_layer * dims.n_text_state * whole_blocks(prefix)  # beside what goes into it
     logits = 3 * dims.n_vocab * torch.float32.itemsize // dtype.itemsize
-    scores = 2 * dims.n_audio_head * positions**2
-    feed_forward = (2 * 4 + 3) * dims.n_audio_state * positions
-    return rows * (cross + cache + logits + max(scores, feed_forward)) * dtype.itemsize
+    return rows * (cross + max(encoding, cache + max(reading, logits))) * dtype.itemsize
+
+
+def longest_prefix(dims: Dims) -> int:
+    """Tokens that are read before the transcript: what was said before, its start, language, task, no timestamps."""
+    return dims.n_text_ctx // 2 + 4
 
 
 @dataclass(frozen=True)

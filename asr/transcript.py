@@ -35,6 +35,10 @@ class Timing:
     steps: int = 0
     rows: float = 0.0
 
+    @property
+    def total_s(self) -> float:
+        return self.queue_s + self.encode_s + self.decode_s
+
 
 @dataclass(frozen=True)
 class Recognition:
@@ -55,7 +59,7 @@ class Recognition:
     compression_ratio: float
     temperature: float
     complete: bool
-    timing: Timing = field(default=Timing(), compare=False)
+    timing: Timing = field(default_factory=Timing, compare=False)
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,28 @@ class TranscriptSegment:
 
 
 @dataclass(frozen=True)
+class TranscriptTiming:
+    """Where the time of one transcription went.
+
+    prepare_s: from the bytes to what the model hears, with the wait for it to begin; recognition: of the segment that
+    took longest; assemble_s: from what was heard in the segments to the transcript.
+    """
+
+    prepare_s: float = 0.0
+    recognition: Timing = field(default_factory=Timing)
+    assemble_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Transcript:
-    """What was said in a recording. language: given or detected, None where nothing was said and none was given."""
+    """What was said in a recording.
+
+    language: given or detected, None where nothing was said and none was given; timing: how long it took, which does
+    not make one transcript differ from another.
+    """
 
     text: str
     language: str | None
     duration_s: float
     segments: tuple[TranscriptSegment, ...]
+    timing: TranscriptTiming = field(default_factory=TranscriptTiming, compare=False)

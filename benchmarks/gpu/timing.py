@@ -12,10 +12,10 @@ from functools import partial
 
 import torch
 
-from asr.decoding import Encoded
 from asr.devices import Device
 from asr.errors import OutOfMemoryError
 from asr.kv_cache import KvCache
+from asr.lane import Encoded
 from asr.model import Dims
 from asr.roofline import POSITIONS_PER_SECOND, PRECISIONS, floor, mean_length
 from asr.session import Session

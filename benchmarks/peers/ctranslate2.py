@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asr.audio import decode_audio
-from asr.batcher import BatchLimits
 from asr.checkpoint import load_checkpoint
 from asr.features import FRAMES_PER_SECOND, WINDOW_FRAMES, padded
 from asr.processors import usable_cpus
+from asr.scheduler import BatchLimits
 from asr.segments import Segmenter
 from asr.tokenizer import Tokenizer
 from asr.window import FRAMES_PER_POSITION
@@ -30,6 +30,9 @@ from benchmarks.peers.faster_whisper import ctranslate2_folder
 from benchmarks.peers.peer import BATCH, Load, Transcribe, needs
 from benchmarks.peers.windows import in_batches, joined, similar_batches
 from benchmarks.speech_set import Clip
+
+BATCH_FRAMES = 24_000
+"""Log-mel frames in a batch at most, padding included."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ def trimmed(rows: int = BATCH, margin: Margin = Margin()) -> Load:
     @contextmanager
     def load(model: str, cache_dir: Path | None) -> Iterator[Transcribe]:  # noqa: ARG001 (it builds nothing)
         recognizer = _load(model, margin)
-        limits = BatchLimits(rows=rows)
+        limits = BatchLimits(rows=rows, frames=BATCH_FRAMES)
 
         def transcribe(clips: Sequence[Clip]) -> list[str]:
             waiting = recognizer.rows(clips)

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from asr.batcher import BatchLimits
 from asr.errors import AsrError
+from asr.scheduler import BatchLimits
 from benchmarks.speech_set import Clip
 
 BATCH = BatchLimits().rows

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from asr.audio import decode_audio
-from asr.batcher import BatchLimits, next_batch
 from asr.features import WINDOW_SAMPLES
+from asr.scheduler import BatchLimits, next_batch
 from asr.transcribe import LANGUAGES_WITHOUT_BLANKS
 from asr.vad import SpeechDetector, pack
 from benchmarks.peers.peer import Transcribe
@@ -66,9 +66,9 @@ def by_language(windows: Sequence[Window], rows: int | None = None) -> list[list
 
 
 def similar_batches(frames: Sequence[int], limits: BatchLimits) -> list[list[int]]:
-    """Places of rows of so many frames, in the batches that `asr.batcher` makes where all of them wait at once."""
+    """Places of rows of so many frames, in the batches that `asr.scheduler` makes where all of them wait at once."""
     batches: list[list[int]] = []
-    waiting = list(range(len(frames)))
+    waiting = sorted(range(len(frames)), key=lambda row: frames[row])
     while waiting:
         batch = [waiting[place] for place in next_batch([frames[row] for row in waiting], limits)]
         batches.append(batch)

@@ -36,7 +36,7 @@ from tests.asr.sound_files import SAID_S
 from tests.asr.tensorrt_stand_ins import Machine, decoder_graph
 from tests.asr.writers import write_openai
 
-pytest.register_assert_rewrite("tests.asr.recognition")  # so that it says what differs
+pytest.register_assert_rewrite("tests.asr.decoded_rows", "tests.asr.recognition")  # so that they say what differs
 
 SMALL_DIMS = {
     "tiny.en-like": Dims(80, 20, 16, 2, 2, 51_864, 12, 16, 2, 2),
@@ -192,7 +192,7 @@ def cache(built_cache: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(base: LoadedModel, artefact_cache: Path) -> Engine:
-    return load_engine(base.checkpoint, precision="int8", cache_dir=artefact_cache)
+    return load_engine(base.checkpoint, precision="int8", backend="onnx", cache_dir=artefact_cache)
 
 
 @pytest.fixture(scope="module")

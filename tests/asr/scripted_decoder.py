@@ -9,10 +9,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from asr.decoding import BatchDecoder, Encoded
+from asr.in_flight import InFlightDecoder
+from asr.lane import Encoded
 from asr.model import Dims
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions, Recognition
+from tests.asr.decoded_rows import decoded
 
 CPU = torch.device("cpu")
 DIMS = Dims(80, 1500, 1, 1, 1, 51_865, 448, 1, 1, 1)
@@ -22,7 +24,9 @@ Script: TypeAlias = Mapping[int, Mapping[int, float]]
 
 
 class ScriptedSession:
-    """A decoder that reads from a script. Each row has its number in its cross-attention bias."""
+    """A decoder that reads from a script. Each row has its number wherever it has a value of its own, and remembers
+    the tokens that it has read as their keys and values: if rows were mixed up, the session would notice.
+    """
 
     device = CPU
     dtype = torch.float32
@@ -35,20 +39,35 @@ class ScriptedSession:
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tokens, wanted = inputs["tokens"], inputs["logit_positions"]
-        rows = inputs["cross_bias"][:, 0].int().tolist()
+        rows = rows_of(inputs)
         logits = torch.full((*wanted.shape, self.n_vocab), -torch.inf)
         for index, row in enumerate(rows):
+            past = int(inputs["past_lengths"][index])
+            for part in ("self_key_0", "self_value_0"):
+                assert inputs[part][index, 0, :past, 0].tolist() == self.read[row][:past]
             length = int(wanted[index].max()) + 1
-            self.read[row] = self.read[row][: int(inputs["past_lengths"][index])] + tokens[index, :length].tolist()
+            self.read[row] = self.read[row][:past] + tokens[index, :length].tolist()
             for place, position in enumerate(wanted[index].tolist()):
                 for token, probability in self.scripts[row][int(tokens[index, position])].items():
                     logits[index, place, token] = math.log(probability)
         self.batches.append(rows)
-        return {"logits": logits, "new_kv": torch.zeros(1, 2, len(rows), 1, tokens.shape[1], 1)}
+        return {"logits": logits, "new_kv": tokens.float()[None, None, :, None, :, None].repeat(1, 2, 1, 1, 1, 1)}
 
 
-def encoded(rows: int) -> Encoded:
-    return Encoded({"number": torch.arange(rows)}, torch.arange(rows, dtype=torch.float32)[:, None])
+def rows_of(inputs: Mapping[str, Tensor]) -> list[int]:
+    """The numbers of the rows."""
+    numbers, keys, values = inputs["cross_bias"][:, 0], inputs["cross_key_0"], inputs["cross_value_0"]
+    assert all(value.is_contiguous() for value in inputs.values())
+    assert keys[:, 0, 0, 0].tolist() == values[:, 0, 0, 0].tolist() == numbers.tolist()
+    return numbers.int().tolist()
+
+
+def encoded(*numbers: int, positions: int = 4) -> Encoded:
+    """Rows of these numbers."""
+    bias = torch.tensor(numbers, dtype=torch.float32)[:, None].repeat(1, positions)
+    return Encoded(
+        {"cross_key_0": bias[:, None, None, :].clone(), "cross_value_0": bias[:, None, :, None].clone()}, bias
+    )
 
 
 class Words:
@@ -75,6 +94,6 @@ def decode(
     options: DecodingOptions = DecodingOptions(),
     seconds: float = 1.0,
 ) -> list[Recognition]:
-    decoder = BatchDecoder(ScriptedSession(DIMS.n_vocab, *scripts), tokenizer, DIMS)
+    decoder = InFlightDecoder(ScriptedSession(DIMS.n_vocab, *scripts), tokenizer, DIMS)
     rows = len(scripts)
-    return decoder.decode(encoded(rows), [options] * rows, ["en"] * rows, [seconds] * rows)
+    return decoded(decoder, encoded(*range(rows)), [options] * rows, ["en"] * rows, [seconds] * rows)

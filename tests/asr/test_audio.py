@@ -59,6 +59,16 @@ def test_lossless_samples_come_out_as_they_went_in(said: NDArray[np.float32]) ->
     np.testing.assert_allclose(decode_audio(wav(pcm16(said))), said, atol=1 / 32768)
 
 
+@pytest.mark.parametrize(("container", "codec"), [("ac3", "ac3"), ("mp3", "libmp3lame")])
+def test_a_compressed_stream_that_a_wav_declares_as_samples(
+    said: NDArray[np.float32], container: str, codec: str
+) -> None:
+    heard = decode_audio(wav(encode(said, container, codec, rate=48_000), rate=48_000))
+
+    assert seconds(heard) == pytest.approx(SAID_S, abs=CODEC_DELAY_S)
+    assert likeness(heard, said) > 0.9
+
+
 @pytest.mark.parametrize(
     ("layout", "channels"),
     [

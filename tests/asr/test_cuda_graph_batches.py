@@ -11,17 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asr.decoding import BatchDecoder, Encoded
 from asr.engine import Engine
 from asr.errors import AsrError
 from asr.features import SAMPLE_RATE, LogMel
+from asr.in_flight import InFlightDecoder
 from asr.kv_cache import BLOCK
+from asr.lane import Encoded
 from asr.model import MASKED, Dims, build_modules
 from asr.session import Session
 from asr.sessions.pytorch import TorchSession, torch_sessions
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
+from tests.asr.decoded_rows import decoded, recognition_of
 from tests.asr.graphed_steps import TOLERANCE, Graphed, torch_session
 from tests.asr.reference import LoadedModel, random_weights
 
@@ -44,25 +46,30 @@ class Crowd:
     session: TorchSession
     cross: Mapping[str, Tensor]
 
+    def decoder(self, session: Session) -> InFlightDecoder:
+        return InFlightDecoder(session, self.tokenizer, self.dims)
+
     def decode(self, session: Session, rows: Sequence[int]) -> list[Recognition]:
+        options = [self.options(row) for row in rows]
+        seconds = [SECONDS[row] for row in rows]
+        return decoded(self.decoder(session), self.encoded(rows), options, ["en"] * len(rows), seconds)
+
+    def encoded(self, rows: Sequence[int]) -> Encoded:
         positions = max(ENDS[row] for row in rows)
         bias = torch.stack([torch.where(torch.arange(positions) < ENDS[row], 0.0, MASKED) for row in rows])
         cross = {
             name: (value[list(rows), ..., :positions] if "key" in name else value[list(rows), :, :positions])
             for name, value in self.cross.items()
         }
-        encoded = Encoded({name: value.contiguous() for name, value in cross.items()}, bias)
-        decoder = BatchDecoder(session, self.tokenizer, self.dims)
-        options = [
-            DecodingOptions(language="en", prompt="Hear, hear!" * (row == 3), temperature=TEMPERATURES[row])
-            for row in rows
-        ]
-        return decoder.decode(encoded, options, ["en"] * len(rows), [SECONDS[row] for row in rows])
+        return Encoded({name: value.contiguous() for name, value in cross.items()}, bias)
+
+    def options(self, row: int) -> DecodingOptions:
+        return DecodingOptions(language="en", prompt="Hear, hear!" * (row == 3), temperature=TEMPERATURES[row])
 
 
 @pytest.fixture(scope="module")
 def crowd(small_dims: Dims, small_vocabulary: Sequence[bytes]) -> Crowd:
-    dims = replace(small_dims, n_text_ctx=224)
+    dims = replace(small_dims, n_text_ctx=224, n_audio_ctx=1500)
     generator = torch.Generator().manual_seed(0)
     rows, heads = len(ENDS), dims.n_text_head
     shapes = {"cross_key": (dims.head_dim, max(ENDS)), "cross_value": (max(ENDS), dims.head_dim)}
@@ -112,12 +119,27 @@ def test_batches_after_each_other(crowd: Crowd, alone: Sequence[Recognition]) ->
     assert graphed.recorder.captures == captures
 
 
+def test_rows_that_come_and_go_by_replay(crowd: Crowd, alone: Sequence[Recognition]) -> None:
+    """One every fifth step, so that the tensors of cross-attention change under the graphs that read them."""
+    graphed = Graphed.of(crowd.session, crowd.dims)
+    decoder = crowd.decoder(graphed.session)
+    present = []
+    for row in (1, 3, 0, 2, 4):
+        present += decoder.join(crowd.encoded([row]), [crowd.options(row)], ["en"], [SECONDS[row]])
+        for _ in range(5):
+            decoder.step()
+    while decoder.rows:
+        decoder.step()
+
+    assert_heard([recognition_of(decoder, row) for row in present], [alone[row] for row in (1, 3, 0, 2, 4)])
+    assert all(row.beside > row.steps for row in present)
+
+
 def test_languages_are_detected_by_replay(crowd: Crowd) -> None:
     graphed = Graphed.of(crowd.session, crowd.dims)
     encoded = Encoded(dict(crowd.cross), torch.zeros(len(ENDS), max(ENDS)))
     expected, actual = (
-        BatchDecoder(session, crowd.tokenizer, crowd.dims).detect_languages(encoded)
-        for session in (crowd.session, graphed.session)
+        crowd.decoder(session).detect_languages(encoded) for session in (crowd.session, graphed.session)
     )
 
     assert actual == expected

@@ -8,11 +8,13 @@ import math
 import pytest
 
 from asr.checkpoint.vocabulary import published_vocabulary
-from asr.decoding import BatchDecoder, compression_ratio
+from asr.decoding import compression_ratio
 from asr.errors import RecognitionError
+from asr.in_flight import InFlightDecoder
 from asr.model import Dims
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions
+from tests.asr.decoded_rows import decoded
 from tests.asr.scripted_decoder import DIMS, ScriptedSession, Words, decode, encoded
 
 ENGLISH_DIMS = dataclasses.replace(DIMS, n_vocab=51_864)
@@ -92,8 +94,8 @@ def test_a_model_without_end_is_stopped(tokenizer: Tokenizer, say: Words) -> Non
     """After 20 tokens and 25 for each second, but never more than half of the context."""
     seconds, bounds = [0.0, 1.0, 2.5, 30.0], [20, 45, 82, 224]
     script = {**say.heard, say.begin: {say.a: 1.0}, say.a: {say.a: 0.5, say.b: 0.25, say.end: 0.25}}
-    decoder = BatchDecoder(ScriptedSession(DIMS.n_vocab, *[script] * 4), tokenizer, DIMS)
-    results = decoder.decode(encoded(4), [DecodingOptions()] * 4, ["en"] * 4, seconds)
+    decoder = InFlightDecoder(ScriptedSession(DIMS.n_vocab, *[script] * 4), tokenizer, DIMS)
+    results = decoded(decoder, encoded(*range(4)), [DecodingOptions()] * 4, ["en"] * 4, seconds)
 
     for heard, bound in zip(results, bounds, strict=True):
         assert heard.tokens == (say.a,) * bound
@@ -121,7 +123,9 @@ def test_a_prompt_comes_before_the_start(tokenizer: Tokenizer, say: Words) -> No
     }
     session = ScriptedSession(DIMS.n_vocab, script, script)
     options = [DecodingOptions(prompt="  Hello there. \n"), DecodingOptions(prompt=" \t")]
-    prompted, plain = BatchDecoder(session, tokenizer, DIMS).decode(encoded(2), options, ["de", "en"], [1.0, 1.0])
+    prompted, plain = decoded(
+        InFlightDecoder(session, tokenizer, DIMS), encoded(0, 1), options, ["de", "en"], [1.0, 1.0]
+    )
 
     told = [tokenizer.sot, *tokenizer.task_tokens("de", "transcribe")]
     assert session.read[0] == [tokenizer.sot_prev, *tokenizer.encode(" Hello there."), *told, say.a]
@@ -136,8 +140,8 @@ def test_of_a_long_prompt_the_end_counts(tokenizer: Tokenizer, say: Words) -> No
     prompt = " ".join(f"word{number}" for number in range(300))
     script = {**say.heard, say.begin: {say.a: 1.0}, say.a: {say.a: 1.0}}
     session = ScriptedSession(DIMS.n_vocab, script)
-    decoder = BatchDecoder(session, tokenizer, DIMS)
-    [heard] = decoder.decode(encoded(1), [DecodingOptions(prompt=prompt)], ["en"], [30.0])
+    decoder = InFlightDecoder(session, tokenizer, DIMS)
+    [heard] = decoded(decoder, encoded(0), [DecodingOptions(prompt=prompt)], ["en"], [30.0])
 
     assert session.read[0][:224] == [tokenizer.sot_prev, *tokenizer.encode(" " + prompt)[-223:]]
     assert session.read[0][224] == tokenizer.sot
@@ -149,25 +153,27 @@ def test_an_english_model_has_no_language_and_task() -> None:
     tokenizer = tokenizer_of(ENGLISH_DIMS)
     say = Words(tokenizer)
     session = ScriptedSession(ENGLISH_DIMS.n_vocab, {**say.heard, say.begin: {say.a: 1.0}, say.a: {say.end: 1.0}})
-    decoder = BatchDecoder(session, tokenizer, ENGLISH_DIMS)
-    [heard] = decoder.decode(encoded(1), [DecodingOptions()], ["en"], [1.0])
+    decoder = InFlightDecoder(session, tokenizer, ENGLISH_DIMS)
+    [heard] = decoded(decoder, encoded(0), [DecodingOptions()], ["en"], [1.0])
 
     assert session.read[0] == [tokenizer.sot, tokenizer.no_timestamps, say.a]
     assert heard.text == " good"
-    assert decoder.detect_languages(encoded(3)) == ["en"] * 3
+    assert decoder.detect_languages(encoded(*range(3))) == ["en"] * 3
 
 
 # --- rows of a batch
 
 
 def test_rows_that_end_early_keep_their_results(tokenizer: Tokenizer, say: Words) -> None:
-    """Six rows end one after another; when half of a batch has ended, the others go on in a smaller one."""
+    """Six rows end one after another; each leaves at once, and the last takes its place."""
     lengths, languages = [1, 9, 2, 6, 1, 3], ["en", "de", "fr", "es", "it", "ja"]
     words = [range(1000 + 100 * row, 1000 + 100 * row + length) for row, length in enumerate(lengths)]
     silence = [{say.start: {tokenizer.no_speech: (row + 1) / 10, say.a: 0.9 - row / 10}} for row in range(6)]
     scripts = [{**say.all_of(said, 0.9), **silent} for said, silent in zip(words, silence, strict=True)]
     session = ScriptedSession(DIMS.n_vocab, *scripts)
-    heard = BatchDecoder(session, tokenizer, DIMS).decode(encoded(6), [DecodingOptions()] * 6, languages, [9.0] * 6)
+    heard = decoded(
+        InFlightDecoder(session, tokenizer, DIMS), encoded(*range(6)), [DecodingOptions()] * 6, languages, [9.0] * 6
+    )
 
     for row, (result, said) in enumerate(zip(heard, words, strict=True)):
         assert result.tokens == tuple(said)
@@ -176,8 +182,8 @@ def test_rows_that_end_early_keep_their_results(tokenizer: Tokenizer, say: Words
         assert result.avg_logprob == pytest.approx(math.log(0.9), rel=1e-5)
         assert result.no_speech_prob == pytest.approx((row + 1) / 10)
         assert session.read[row][4 : 4 + len(said)] == list(said)
-    every_row, longest_three = [0, 1, 2, 3, 4, 5], [1, 3, 5]
-    assert session.batches == [every_row] * 3 + [longest_three] * 4 + [[1]] * 3
+    every_row, after_one, after_two = [0, 1, 2, 3, 4, 5], [5, 1, 2, 3], [5, 1, 3]
+    assert session.batches == [every_row] * 2 + [after_one, after_two] + [[3, 1]] * 3 + [[1]] * 3
 
 
 def test_rows_decode_as_they_do_alone(tokenizer: Tokenizer, say: Words) -> None:
@@ -187,8 +193,8 @@ def test_rows_decode_as_they_do_alone(tokenizer: Tokenizer, say: Words) -> None:
     sampled = DecodingOptions(temperature=1.0)
     [alone] = decode(tokenizer, script, options=sampled)
     others = decode(tokenizer, script, script, script, options=sampled)
-    decoder = BatchDecoder(ScriptedSession(DIMS.n_vocab, script, script), tokenizer, DIMS)
-    greedy, beside = decoder.decode(encoded(2), [DecodingOptions(), sampled], ["en"] * 2, [1.0] * 2)
+    decoder = InFlightDecoder(ScriptedSession(DIMS.n_vocab, script, script), tokenizer, DIMS)
+    greedy, beside = decoded(decoder, encoded(0, 1), [DecodingOptions(), sampled], ["en"] * 2, [1.0] * 2)
 
     assert others == [alone] * 3
     assert beside == alone
@@ -221,6 +227,6 @@ def test_the_likeliest_language_of_each_row(tokenizer: Tokenizer, say: Words) ->
         {say.start: {tokenizer.language_token(language): 0.2, tokenizer.language_token("fr"): 0.1, other: 0.7}}
         for language, other in [("en", say.a), ("su", tokenizer.translate), ("de", tokenizer.eot)]
     ]
-    decoder = BatchDecoder(ScriptedSession(DIMS.n_vocab, *scripts), tokenizer, DIMS)
+    decoder = InFlightDecoder(ScriptedSession(DIMS.n_vocab, *scripts), tokenizer, DIMS)
 
-    assert decoder.detect_languages(encoded(3)) == ["en", "su", "de"]
+    assert decoder.detect_languages(encoded(*range(3))) == ["en", "su", "de"]

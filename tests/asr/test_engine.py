@@ -1,16 +1,19 @@
-"""What an engine hears: a row of a batch has the result that it has alone."""
+"""What an engine hears: a row has the result that it has alone, whoever is decoded beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from asr.decoding import Row
 from asr.engine import Engine
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
+from tests.asr.decoded_rows import assert_nothing_left
 from tests.asr.excerpts import ENGLISH, Recording
 from tests.asr.recognition import assert_same, recognized, recognized_alone
 
@@ -126,3 +129,44 @@ def test_among_other_strangers(engine: Engine, crowd: Sequence[Utterance], alone
 def test_the_crowd_says_different_things(alone: Sequence[Recognition]) -> None:
     assert len({heard.text for heard in alone}) == len(alone)
     assert all(heard.text for heard in alone)
+
+
+# --- rows that come and go
+
+
+STEPS_BETWEEN = 3
+
+
+def results_in_flight(engine: Engine, utterances: Sequence[Utterance], dropped: Collection[int] = ()) -> list[object]:
+    """Start one every few steps, and drop some as many steps after that; → their results, None of what was dropped."""
+    rows: list[Row] = []
+    for utterance in utterances:
+        [row] = engine.start([utterance])
+        assert isinstance(row, Row)
+        rows.append(row)
+        for _ in range(STEPS_BETWEEN):
+            engine.step()
+        if len(rows) - 1 in dropped:
+            assert not row.ended
+            engine.drop(row)
+    while engine.rows_in_flight:
+        engine.step()
+    return [engine.result(row) if place not in dropped else None for place, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_utterances_that_come_one_after_another(
+    engine: Engine, crowd: Sequence[Utterance], alone: Sequence[Recognition], seed: int
+) -> None:
+    """In any order, and some are dropped before they have ended."""
+    order = 2 * random.Random(seed).sample(range(len(crowd)), len(crowd))
+    dropped = [place for place, number in enumerate(order) if number in (1, 2)][: seed + 1]
+    results = results_in_flight(engine, [crowd[number] for number in order], dropped)
+
+    assert_nothing_left(engine._decoder)
+    for place, (number, result) in enumerate(zip(order, results, strict=True)):
+        if place in dropped:
+            assert result is None
+        else:
+            assert isinstance(result, Recognition)
+            assert_same(result, alone[number])

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from asr.build.artefacts import ensure_artefacts
 from asr.build.recipe import Recipe
+from asr.decoding import Row
 from asr.engine import Engine
 from asr.errors import AsrError, RecognitionError, UnsupportedLanguageError, UnsupportedTaskError
 from asr.loading import load_engine
+from asr.session import Session
 from asr.sessions.onnxruntime import OnnxSession
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
+from tests.asr.decoded_rows import assert_nothing_left
 from tests.asr.excerpts import ENGLISH, Features
 from tests.asr.failing_session import FailingSession, marked
 from tests.asr.recognition import assert_same, recognized, recognized_alone
@@ -27,7 +30,7 @@ from tests.asr.reference import LoadedModel
 
 @pytest.fixture(scope="module")
 def english_engine(tiny_en: LoadedModel, artefact_cache: Path) -> Engine:
-    return load_engine(tiny_en.checkpoint, precision="int8", cache_dir=artefact_cache)
+    return load_engine(tiny_en.checkpoint, precision="int8", backend="onnx", cache_dir=artefact_cache)
 
 
 def assert_fails_alone(
@@ -129,6 +132,52 @@ def test_rows_are_tried_once_more_each(
 
     assert [type(result) for result in results] == [RecognitionError, Recognition, RecognitionError]
     assert failing_encoder.runs == 1 + 3
+
+
+class FlakyDecoder:
+    """The real session, but every third step of several rows fails, and one of them makes no number of its last row."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.device, self.dtype = session.device, session.dtype
+        self.steps = 0
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        rows, tokens = inputs["tokens"].shape
+        if tokens > 1 or rows == 1:
+            return self._session.run(inputs)
+        self.steps += 1
+        if self.steps % 3 == 0:
+            raise RecognitionError("no room")
+        outputs = self._session.run(inputs)
+        if self.steps == 4:
+            outputs["logits"][-1] = torch.nan
+            outputs["new_kv"][:, :, -1] = torch.nan
+        return outputs
+
+
+def test_a_row_that_a_step_fails_on(
+    engine: Engine, base: LoadedModel, artefact_cache: Path, neighbours: tuple[Utterance, Utterance]
+) -> None:
+    """Others have their results, whether they were beside it or came to its place."""
+    artefacts = ensure_artefacts(base.checkpoint, Recipe("int8"), artefact_cache)
+    flaky = FlakyDecoder(OnnxSession(artefacts.decoder, threads=2))
+    flying = Engine(base.dims, base.checkpoint.tokenizer, OnnxSession(artefacts.encoder, threads=2), flaky)
+    utterances = [*neighbours, *neighbours]
+    rows = flying.start(utterances[:3])
+    for _ in range(5):
+        flying.step()
+    rows += flying.start(utterances[3:])
+    while flying.rows_in_flight:
+        flying.step()
+
+    assert_nothing_left(flying._decoder)
+    assert flaky.steps > 9
+    *sound, spoilt = (flying.result(row) for row in (rows[0], rows[1], rows[3], rows[2]) if isinstance(row, Row))
+    assert "not a number" in str(spoilt)
+    for result, utterance in zip(sound, (*neighbours, neighbours[1]), strict=True):
+        assert isinstance(result, Recognition)
+        assert_same(result, recognized_alone(engine, utterance))
 
 
 def test_a_failing_warm_up_is_not_hidden(base: LoadedModel, failing_encoder: FailingSession) -> None:

@@ -6,20 +6,17 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from asr.checkpoint.vocabulary import published_vocabulary
 from asr.engine import Engine, encode
 from asr.errors import OutOfMemoryError
 from asr.features import FRAMES_PER_SECOND
 from asr.kv_cache import BLOCK, KvCache
-from asr.memory import HEADROOM, DeviceMemory, batch_bytes
+from asr.memory import HEADROOM, DeviceMemory, batch_bytes, longest_prefix
 from asr.model import (
     Dims,
     build_modules,
@@ -29,71 +26,91 @@ from asr.sessions.pytorch import TorchSession, torch_sessions
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
-from tests.asr.recorded_graphs import made_by
+from tests.asr.live_bytes import LiveBytes
 from tests.asr.reference import random_weights
 
 CPU = torch.device("cpu")
 DIMS = Dims(80, 1500, 32, 4, 2, 51_864, 448, 32, 4, 2)
+WIDE = replace(DIMS, n_audio_state=384, n_audio_head=2, n_text_state=384, n_text_head=2)
+LONG_PROMPT = "It was the best of times, it was the worst of times. " * 30
 MIB = 1 << 20
 
 
 @cache
-def sessions(dtype: torch.dtype) -> tuple[TorchSession, TorchSession]:
-    encoder, decoder = build_modules(DIMS, random_weights(DIMS))
-    return torch_sessions(encoder.to(dtype), decoder.to(dtype), DIMS)
+def sessions(dims: Dims, dtype: torch.dtype) -> tuple[TorchSession, TorchSession]:
+    encoder, decoder = build_modules(dims, random_weights(dims))
+    return torch_sessions(encoder.to(dtype), decoder.to(dtype), dims)
 
 
-def noise(seconds: Sequence[float]) -> list[Utterance]:
+def engine_with_room(dims: Dims, dtype: torch.dtype, rows: int) -> Engine:
+    """With memory for so many rows in flight."""
+    vocabulary = published_vocabulary(dims.n_vocab)
+    assert vocabulary is not None
+    engine = Engine(dims, Tokenizer(vocabulary, dims.n_vocab), *sessions(dims, dtype))
+    engine._decoder.reserve(rows)
+    return engine
+
+
+def noise(seconds: Sequence[float], prompt: str = "") -> list[Utterance]:
     generator = np.random.default_rng(0)
     shapes = [(DIMS.n_mels, round(FRAMES_PER_SECOND * duration)) for duration in seconds]
-    english = DecodingOptions(language="en", prompt="Hear, hear!")
+    english = DecodingOptions(language="en", prompt=prompt)
     return [Utterance(generator.standard_normal(shape).astype(np.float32), english) for shape in shapes]
+
+
+def estimate(dims: Dims, dtype: torch.dtype, utterances: Sequence[Utterance]) -> int:
+    positions = max(utterance.window.positions for utterance in utterances)
+    return batch_bytes(dims, dtype, rows=len(utterances), positions=positions)
 
 
 # --- what a whole batch takes
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """How many bytes the tensors take, at most, that are made meanwhile and not yet gone."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("dims", "seconds", "prompt", "most_times"),
+    [
+        pytest.param(DIMS, [30.0] * 2, "Hear, hear!", 1.1, id="long"),
+        pytest.param(DIMS, [30.0, 2.0, 1.0, 0.5], "Hear, hear!", 1.1, id="rows that end early"),
+        pytest.param(DIMS, [8.0] * 4, LONG_PROMPT, 1.1, id="typical"),
+        pytest.param(DIMS, [0.3] * 3, LONG_PROMPT, 1.1, id="short, with a long prompt"),
+        pytest.param(DIMS, [0.3] * 3, "Hear, hear!", 3.0, id="short, where a long prompt was possible"),
+        pytest.param(WIDE, [2.0] * 4, LONG_PROMPT, 1.2, id="wide"),
+        pytest.param(WIDE, [0.3] * 3, LONG_PROMPT, 1.2, id="wide, short"),
+    ],
+)
+def test_an_estimate_covers_its_batch(
+    dims: Dims, seconds: Sequence[float], prompt: str, most_times: float, dtype: torch.dtype
+) -> None:
+    """And not much more, since a batch that would fit is refused for it. most_times: estimate over what is taken."""
+    engine = engine_with_room(dims, dtype, len(seconds))
+    utterances = noise(seconds, prompt)
+    with LiveBytes() as live:
+        results = engine.recognize(utterances)
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.peak = 0
-        self._live: dict[StorageWeakRef, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        storages = [made.untyped_storage() for made in made_by(func, result)]
-        self._live = {key: size for key, size in self._live.items() if not key.expired()}  # type: ignore[no-untyped-call]
-        self._live |= {StorageWeakRef(storage): storage.nbytes() for storage in storages}  # type: ignore[no-untyped-call]
-        self.peak = max(self.peak, sum(self._live.values()))
-        return result
+    assert all(isinstance(result, Recognition) for result in results)
+    assert live.peak <= HEADROOM * estimate(dims, dtype, utterances)
+    assert estimate(dims, dtype, utterances) <= most_times * live.peak
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(
-    ("seconds", "most_times"),
-    [
-        pytest.param([30.0] * 2, 1.2, id="long"),
-        pytest.param([8.0] * 4, 1.5, id="typical"),
-        pytest.param([30.0, 2.0, 1.0, 0.5], 1.2, id="rows that end early"),
-        pytest.param([0.3] * 3, 4.0, id="short, for which the cache never grows"),
-    ],
-)
-def test_an_estimate_covers_its_batch(seconds: Sequence[float], most_times: float, dtype: torch.dtype) -> None:
-    """And not much more, since a batch that would fit is refused for it. most_times: estimate over what is taken."""
-    vocabulary = published_vocabulary(DIMS.n_vocab)
-    assert vocabulary is not None
-    engine = Engine(DIMS, Tokenizer(vocabulary, DIMS.n_vocab), *sessions(dtype))
-    utterances = noise(seconds)
+def test_an_estimate_covers_what_joins_others(dtype: torch.dtype) -> None:
+    """Whose keys and values make room for longer ones, but not in memory beside their own."""
+    engine = engine_with_room(DIMS, dtype, 16)
+    engine.start(noise([0.3] * 12))
+    joining = noise([3.0], LONG_PROMPT)
     with LiveBytes() as live:
-        results = engine.recognize(utterances)
-    positions = max(utterance.window.positions for utterance in utterances)
-    estimate = batch_bytes(DIMS, dtype, rows=len(utterances), positions=positions)
+        engine.start(joining)
 
-    assert all(isinstance(result, Recognition) for result in results)
-    assert live.peak <= estimate * HEADROOM
-    assert estimate <= most_times * live.peak
+    assert engine.rows_in_flight == 13
+    assert live.peak <= HEADROOM * estimate(DIMS, dtype, joining)
+
+
+def test_no_prefix_is_longer_than_the_longest() -> None:
+    rules = engine_with_room(DIMS, torch.float32, 1)._decoder._rules
+    prefixes = [rules.row(DecodingOptions(prompt=prompt), "en", 1.0).prefix for prompt in ("", LONG_PROMPT)]
+
+    assert max(len(prefix) for prefix in prefixes) <= longest_prefix(DIMS)
 
 
 # --- what it is made of
@@ -101,27 +118,22 @@ def test_an_estimate_covers_its_batch(seconds: Sequence[float], most_times: floa
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_keys_and_values(dtype: torch.dtype) -> None:
-    """A layer more takes as much as its tensors: cross-attention's, and a full cache, twice while that grows."""
-    encoder, _ = sessions(dtype)
-    encoded = encode(encoder, noise([3.0] * 3))
+    """A layer more takes as much as its tensors: cross-attention's, and a cache for the prefix beside what it is."""
+    encoder, _ = sessions(DIMS, dtype)
+    encoded = encode(encoder, noise([0.5] * 3))
     rows, positions = encoded.bias.shape
-    cache = KvCache(DIMS, rows, CPU, dtype)
-    steps = DIMS.n_text_ctx - BLOCK
-    shape = (DIMS.n_text_layer, 2, rows, DIMS.n_text_head, steps, DIMS.head_dim)
-    cache.append(torch.zeros(shape, dtype=dtype), torch.full((rows,), steps))
-    cache.append(torch.zeros(shape, dtype=dtype)[..., :BLOCK, :], torch.full((rows,), BLOCK))
+    cache, prefix = KvCache(DIMS, rows, CPU, dtype), longest_prefix(DIMS)
+    shape = (DIMS.n_text_layer, 2, rows, DIMS.n_text_head, prefix, DIMS.head_dim)
+    cache.append(torch.zeros(shape, dtype=dtype), torch.full((rows,), prefix))
     sizes = {name: tensor.nbytes for name, tensor in {**encoded.cross, **cache.tensors()}.items()}
     deeper = replace(DIMS, n_text_layer=DIMS.n_text_layer + 1)
-    more = batch_bytes(deeper, dtype, rows=rows, positions=positions) - batch_bytes(
-        DIMS, dtype, rows=rows, positions=positions
-    )
+    few, more = (batch_bytes(dims, dtype, rows=rows, positions=positions) for dims in (DIMS, deeper))
 
-    assert cache.capacity == DIMS.n_text_ctx
-    assert more == sum(sizes[f"cross_{part}_0"] + 2 * sizes[f"self_{part}_0"] for part in ("key", "value"))
+    assert more - few == sum(sizes[f"cross_{part}_0"] + 2 * sizes[f"self_{part}_0"] for part in ("key", "value"))
 
 
-def test_attention_scores() -> None:
-    """A head more: its scores in the encoder, before and after the mask is added."""
+def test_attention_scores_of_the_encoder() -> None:
+    """A head more: its scores, before and after the mask is added."""
     rows, positions = 3, 1500
     scores = torch.empty(rows, 1, positions, positions, dtype=torch.float16)
     one_more = replace(DIMS, n_audio_head=DIMS.n_audio_head + 1)
@@ -130,12 +142,25 @@ def test_attention_scores() -> None:
     assert more - few == 2 * scores.nbytes
 
 
+@pytest.mark.parametrize("positions", [100, 300])
+def test_attention_scores_of_prefixes(positions: int) -> None:
+    """A head more: its scores of itself and an empty cache, or of the encoder's positions, if those are more."""
+    rows, prefix = 3, longest_prefix(DIMS)
+    scores = torch.empty(rows, 1, prefix, max(positions, BLOCK + prefix), dtype=torch.float16)
+    dims = replace(DIMS, n_audio_head=1, n_text_head=8)
+    one_more = replace(dims, n_text_head=9)
+    few, more = (batch_bytes(dims, scores.dtype, rows=rows, positions=positions) for dims in (dims, one_more))
+
+    assert more - few == 2 * scores.nbytes
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_logits(dtype: torch.dtype) -> None:
     """A token more: its logits after two steps of the prefix, and a probability of each, in float32 in any case."""
     logits = torch.empty(5, 2 + 1, 1)
-    one_more = replace(DIMS, n_vocab=DIMS.n_vocab + 1)
-    few, more = (batch_bytes(dims, dtype, rows=len(logits), positions=100) for dims in (DIMS, one_more))
+    dims = replace(DIMS, n_text_head=1)
+    one_more = replace(dims, n_vocab=DIMS.n_vocab + 1)
+    few, more = (batch_bytes(dims, dtype, rows=len(logits), positions=100) for dims in (dims, one_more))
 
     assert more - few == logits.nbytes
 
@@ -150,7 +175,7 @@ def test_more_of_anything_takes_more() -> None:
             alone, together = (batch_bytes(dims, dtype, rows=rows, positions=400) for rows in (1, 9))
             assert together == 9 * alone
         half, single = (batch_bytes(dims, dtype, rows=4, positions=400) for dtype in (torch.float16, torch.float32))
-        assert single / 2 < half < single
+        assert single / 2 <= half < single
     by_size = [batch_bytes(MODELS[size], torch.float16, rows=1, positions=1500) for size in ("tiny", "base", "small")]
     assert by_size == sorted(set(by_size))
 

@@ -70,7 +70,7 @@ def test_logits_of_prompts_and_steps(
         logits = advance(sessions, cache, [[more[step]] for more in continuations], cross, bias)
         for row, prompt in enumerate(prompts):
             torch.testing.assert_close(logits[row, 0], expected[row][0, len(prompt) + step], rtol=0, atol=TOLERANCE)
-    cache.keep(torch.tensor([1]))
+    cache.remove(0)
     second_row = {name: value[1:].contiguous() for name, value in cross.items()}
     logits = advance(sessions, cache, [continuations[1][3:]], second_row, bias[1:])
     torch.testing.assert_close(logits[0], expected[1][0, len(prompts[1]) + 3 :], rtol=0, atol=TOLERANCE)

@@ -16,7 +16,7 @@ from asr.features import SAMPLE_RATE
 from asr.local import LocalTranscriber
 from asr.segments import Segment
 from asr.transcribe import transcribe_segments
-from asr.transcript import DecodingOptions, Recognition, Transcript
+from asr.transcript import DecodingOptions, Recognition, Timing, Transcript
 from asr.utterance import Utterance
 from tests.audio_files import wav
 
@@ -128,6 +128,29 @@ def test_scripts_without_blanks_are_joined_without() -> None:
 @pytest.mark.parametrize("language", [None, "de"])
 def test_nothing_said_is_an_empty_text(language: str | None) -> None:
     assert transcribe([], Recognizer([]), language) == Transcript("", language, 60.0, ())
+
+
+def test_the_timing_is_that_of_the_segment_that_took_longest() -> None:
+    timings = [
+        Timing(queue_s=0.1, encode_s=0.2, decode_s=0.3, steps=9, rows=2.0),
+        Timing(queue_s=0.5, encode_s=0.1, decode_s=0.1, steps=3, rows=4.0),
+        Timing(queue_s=0.1, encode_s=0.1, decode_s=0.4, steps=7, rows=1.0),
+    ]
+
+    async def recognize(utterance: Utterance) -> Recognition:
+        timing = timings[int(utterance.log_mel[0, 0])]
+        return Recognition("", (), "en", 0.0, 0.0, 0.0, 0.0, complete=True, timing=timing)
+
+    segments = [segment(number) for number in range(3)]
+    transcript = asyncio.run(transcribe_segments(segments, 60.0, DecodingOptions("en"), recognize))
+
+    assert transcript.timing.recognition == timings[1]
+    assert transcript.timing.prepare_s == 0.0
+    assert 0 < transcript.timing.assemble_s < 1
+
+
+def test_nothing_said_took_no_time_to_recognise() -> None:
+    assert transcribe([], Recognizer([])).timing.recognition == Timing()
 
 
 @pytest.mark.parametrize("language", [None, "en"])

@@ -7,8 +7,6 @@ import importlib.util
 import re
 import struct
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,17 +17,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from asr.batcher import Batcher, BatchLimits
 from asr.checkpoint import Checkpoint
 from asr.features import SAMPLE_RATE, WINDOW_SAMPLES
 from asr.model import Dims
-from asr.transcript import Recognition
-from asr.utterance import Utterance
+from asr.scheduler import BatchLimits, Job, Scheduler
 from benchmarks.peers import PEER_TITLES, PEERS, UnavailableError, ggml
 from benchmarks.peers.ctranslate2 import Margin, Recognizer, Row
 from benchmarks.peers.faster_whisper import transcribe_together
 from benchmarks.peers.windows import Cutter, Window, by_language, in_batches, joined, similar_batches
 from benchmarks.speech_set import Clip
+from tests.asr.fake_model import Clock, FakeModel, utterance
 from tests.asr.reference import LoadedModel, random_weights
 from tests.audio_files import wav
 
@@ -138,40 +135,34 @@ def test_the_threads_of_pytorch_are_left_as_they_were(tiny_en: LoadedModel, monk
 
 
 def test_batches_of_similar_length() -> None:
+    """The shortest first."""
     limits = BatchLimits(rows=4, frames=2402)
 
     assert similar_batches([], limits) == []
-    assert similar_batches([600, 600, 1201, 700, 1200], limits) == [[0, 1, 3], [2, 4]]  # four of 1200 are too many
+    assert similar_batches([600, 600, 1201, 700, 1200], limits) == [[0, 1, 3], [4, 2]]  # four of 1200 are too many
     assert similar_batches([600, 600, 600, 600, 600], limits) == [[0, 1, 2, 3], [4]]
-    assert similar_batches([1200, 599, 600], limits) == [[0, 2], [1]]
-    assert similar_batches([3000, 600, 3000], limits) == [[0], [1], [2]]
+    assert similar_batches([1200, 800], limits) == [[1, 0]]
+    assert similar_batches([1200, 799], limits) == [[1], [0]]
+    assert similar_batches([3000, 600, 3000], limits) == [[1], [0], [2]]
     assert similar_batches([600, 700], BatchLimits(rows=1)) == [[0], [1]]
 
 
-def test_batches_are_those_of_the_batcher() -> None:
-    frames = np.random.default_rng(0).integers(20, 3000, 60)
-    utterances = [Utterance(np.full((80, count), place, np.float32)) for place, count in enumerate(frames)]
+def test_batches_are_those_of_the_scheduler() -> None:
     limits = BatchLimits(rows=5, frames=6_000)
-    batches: list[list[int]] = []
-    all_wait = threading.Event()
+    clock = Clock()
+    model = FakeModel(clock)
+    scheduler = Scheduler(model, limits, clock)
+    windows = []
+    for place, count in enumerate(np.random.default_rng(0).integers(20, 3000, 60)):
+        job = Job(utterance(f"{place}", count))
+        windows.append(job.utterance.window.frames)
+        scheduler.add(job)
+    while not scheduler.is_idle:
+        scheduler.turn()
 
-    def recognize(batch: Sequence[Utterance]) -> list[Recognition]:
-        all_wait.wait()
-        batches.append([int(utterance.log_mel[0, 0]) for utterance in batch])
-        return [Recognition("", (), "en", -0.1, 0.0, 1.0, 0.0, complete=True)] * len(batch)
-
-    batcher = Batcher(recognize, limits)
-    first = batcher.submit(utterances[0])
-    while batcher._waiting:  # until the thread has taken it, and waits with it
-        time.sleep(0.001)
-    others = [batcher.submit(utterance) for utterance in utterances[1:]]
-    all_wait.set()
-    for future in (first, *others):
-        future.result(timeout=10)
-    batcher.close()
-
-    windows = [utterance.window.frames for utterance in utterances[1:]]
-    assert [[place - 1 for place in batch] for batch in batches[1:]] == similar_batches(windows, limits)
+    batches = similar_batches(windows, limits)
+    assert [[int(name) for name in batch] for batch in model.batches] == batches
+    assert max(map(len, batches)) == 5 > min(map(len, batches))
 
 
 def test_batches_by_language_begin_with_the_shortest() -> None:

@@ -12,7 +12,8 @@ import pytest
 from ray.serve import Application, Deployment
 
 import serve_app
-from asr.batcher import BatchLimits
+from asr.build.recipe import Backend
+from asr.scheduler import BatchLimits
 from deployments.recognizer import Recognizer, RecognizerConfig
 from deployments.transcriber import Transcriber
 from serve_app.application import build_app, recognizer_config
@@ -47,16 +48,31 @@ def test_units_are_converted() -> None:
     assert recognizer_config(settings) == RecognizerConfig(
         model="base",
         precision="int8",
-        backend="onnx",
+        backend="auto",
         threads=3,
         cache_dir=Path("/c"),
-        limits=BatchLimits(rows=4, frames=9050),
-        batch_wait_s=0.0025,
+        limits=BatchLimits(rows=4, frames=9050, wait_s=0.0025),
     )
 
 
-def test_a_window_always_fits_into_a_batch() -> None:
-    assert recognizer_config(Settings(max_batch_audio_s=30)).limits.frames == 3000
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("auto", BatchLimits(rows=16, frames=0)),
+        ("onnx", BatchLimits(rows=16, frames=0)),
+        ("tensorrt", BatchLimits(rows=32, frames=24_000)),
+    ],
+)
+def test_limits_are_by_default_what_suits_the_device(backend: Backend, expected: BatchLimits) -> None:
+    """One at a time on a processor, 240 s on a GPU."""
+    assert recognizer_config(Settings(backend=backend)).limits == expected
+
+
+@pytest.mark.parametrize("backend", ["onnx", "tensorrt"])
+def test_limits_that_are_given_hold_on_any_device(backend: Backend) -> None:
+    settings = Settings(backend=backend, max_batch_size=1, max_batch_audio_s=30)
+    assert recognizer_config(settings).limits == BatchLimits(rows=1, frames=3000)
+    assert recognizer_config(Settings(backend=backend, max_batch_audio_s=0)).limits.frames == 0
 
 
 def test_the_package_has_what_serve_run_imports() -> None:
