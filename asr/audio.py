@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import av
 import numpy as np
+from av.audio.fifo import AudioFifo
 from av.audio.frame import AudioFrame
 from av.audio.layout import AudioLayout
 from av.audio.resampler import AudioResampler
@@ -17,6 +18,9 @@ from asr.features import SAMPLE_RATE
 
 LOWEST_RATE, HIGHEST_RATE = 4_000, 768_000
 """Hz. Resampling from a forged rate would take hours or gigabytes."""
+BLOCK_SAMPLES = 32_768
+"""At the rate of the recording: what is resampled at a time. A frame of a codec is some hundred samples, and handing on
+each by itself takes longer than resampling it."""
 SILENT_CHANNEL = 0.01
 """A channel below this share of the loudest one's level carries no speech of its own and would only dilute it."""
 CANCELLATION = 0.25
@@ -34,9 +38,8 @@ def decode_audio(content: bytes) -> NDArray[np.float32]:
     if not content:
         raise AudioDecodeError("it is empty (0 bytes)")
     try:
-        # Playlists and the like would name other files: the upload itself is all that may be read.
         container = av.open(
-            io.BytesIO(content), mode="r", options={"protocol_whitelist": "none"}, metadata_errors="replace"
+            io.BytesIO(content), mode="r", options=_container_options(content), metadata_errors="replace"
         )
     except (av.FFmpegError, ValueError) as error:
         raise AudioDecodeError("its format is not recognised as audio or video, or it is damaged") from error
@@ -46,7 +49,20 @@ def decode_audio(content: bytes) -> NDArray[np.float32]:
         blocks = list(_decode_blocks(container))
     if not blocks:
         return np.zeros(0, np.float32)
-    return downmix(np.concatenate(blocks, axis=1))
+    channels = np.concatenate(blocks, axis=1)
+    # Float formats can hold anything: a single NaN would spread over a whole segment.
+    np.nan_to_num(channels, copy=False, nan=0.0)
+    return downmix(np.clip(channels, -1.0, 1.0, out=channels))
+
+
+def _container_options(content: bytes) -> dict[str, str]:
+    # Playlists and the like would name other files: the upload itself is all that may be read.
+    options = {"protocol_whitelist": "none"}
+    if content[8:12] == b"WAVE":
+        # The samples may be a compressed stream in disguise (DTS), which FFmpeg looks for again and again in up to 32
+        # packets: several times what decoding takes. Two packets hold enough of such a stream to know it.
+        options["max_probe_packets"] = "2"
+    return options
 
 
 def _decode_blocks(container: av.container.InputContainer) -> Iterator[NDArray[np.float32]]:
@@ -75,6 +91,7 @@ class _Resampler:
 
     def __init__(self) -> None:
         self._resampler: AudioResampler | None = None
+        self._collected = AudioFifo()
         self._input: tuple[str, str, int] | None = None
         self._layout: AudioLayout | None = None
 
@@ -90,19 +107,24 @@ class _Resampler:
             yield from self.flush()
             self._input, self._layout = kind, self._layout or frame.layout
             self._resampler = AudioResampler("fltp", self._layout, SAMPLE_RATE)
-        yield from self._blocks(frame)
+            self._collected = AudioFifo()
+        frame.pts = None  # samples follow each other, whatever a damaged file says of when
+        self._collected.write(frame)
+        if self._collected.samples >= BLOCK_SAMPLES:
+            yield from self._blocks(self._collected.read())
 
     def flush(self) -> Iterator[NDArray[np.float32]]:
         """What is still under way."""
-        yield from self._blocks(None)
+        if self._resampler is not None:
+            if self._collected.samples:
+                yield from self._blocks(self._collected.read())
+            yield from self._blocks(None)
         self._resampler = None
 
     def _blocks(self, frame: AudioFrame | None) -> Iterator[NDArray[np.float32]]:
-        if self._resampler is not None:
-            for block in self._resampler.resample(frame):
-                # Float formats can hold anything: a single NaN would spread over a whole segment.
-                samples = np.nan_to_num(np.asarray(block.to_ndarray(), np.float32), nan=0.0)
-                yield np.clip(samples, -1.0, 1.0)
+        assert self._resampler is not None
+        for block in self._resampler.resample(frame):
+            yield np.asarray(block.to_ndarray(), np.float32)
 
 
 def downmix(channels: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -27,6 +27,12 @@ class Segmenter:
         self._log_mel = LogMel(n_mels)
         self._detect_speech = SpeechDetector()
 
+    def warm_up(self) -> None:
+        """Hear a second of silence, so that no recording pays for what is set up on first use."""
+        silence = np.zeros(SAMPLE_RATE, np.float32)
+        self._detect_speech(silence)
+        self._log_mel(silence)
+
     def __call__(self, waveform: NDArray[np.float32]) -> list[Segment]:
         """waveform: (samples,) float32 at 16 kHz → its speech in order; nothing if there is none."""
         spans = pack(self._detect_speech(waveform), WINDOW_SAMPLES)

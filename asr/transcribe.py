@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 from asr.segments import Segment
-from asr.transcript import DecodingOptions, Recognition, Transcript, TranscriptSegment
+from asr.transcript import DecodingOptions, Recognition, Timing, Transcript, TranscriptSegment, TranscriptTiming
 from asr.utterance import Utterance
 
 LANGUAGES_WITHOUT_BLANKS = ("zh", "yue", "ja", "th", "lo", "km", "my", "bo")
@@ -55,15 +56,15 @@ async def _gather(calls: Iterable[Awaitable[Recognition]]) -> list[Recognition]:
 def _assembled(
     segments: Sequence[Segment], recognitions: Sequence[Recognition], duration_s: float, language: str | None
 ) -> Transcript:
+    started = time.perf_counter()
     said = tuple(
         TranscriptSegment(segment.start_s, segment.end_s, recognition)
         for segment, recognition in zip(segments, recognitions, strict=True)
     )
     language = language or (recognitions[0].language if recognitions else None)
     between = "" if language in LANGUAGES_WITHOUT_BLANKS else " "
-    return Transcript(
-        text=between.join(filter(None, (recognition.text.strip() for recognition in recognitions))),
-        language=language,
-        duration_s=duration_s,
-        segments=said,
-    )
+    text = between.join(filter(None, (recognition.text.strip() for recognition in recognitions)))
+    timings = (recognition.timing for recognition in recognitions)
+    slowest = max(timings, key=lambda timing: timing.total_s, default=Timing())
+    timing = TranscriptTiming(recognition=slowest, assemble_s=time.perf_counter() - started)
+    return Transcript(text, language, duration_s, said, timing)

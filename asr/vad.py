@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from silero_vad import get_speech_timestamps_from_probs, load_silero_vad
+from silero_vad import get_speech_timestamps_from_probs
 
 from asr.features import SAMPLE_RATE, WINDOW_SAMPLES
+from asr.vad_network import SpeechNetwork
 
 THRESHOLD = 0.35
 """Speech probability that begins speech. Below the usual 0.5: a lost word costs more than a second of noise."""
@@ -33,13 +34,12 @@ class SpeechDetector:
     """Waveform → spans of speech, none longer than the model's window. One instance may be shared by threads."""
 
     def __init__(self) -> None:
-        # The sequence network runs over many windows in one call, rather than over one after another.
-        self._network = load_silero_vad(sequence=True)  # type: ignore[no-untyped-call]
+        self._network = SpeechNetwork()
 
     def __call__(self, waveform: NDArray[np.float32]) -> list[Span]:
         """waveform: (samples,) float32 at 16 kHz → spans in order, apart from each other."""
         found = get_speech_timestamps_from_probs(
-            self._network.audio_forward(waveform),
+            self._network(waveform).tolist(),
             threshold=THRESHOLD,
             min_speech_duration_ms=MIN_SPEECH_MS,
             min_silence_duration_ms=MIN_SILENCE_MS,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from ray import serve
@@ -18,6 +20,7 @@ from asr.segments import Segment, Segmenter
 from asr.transcribe import transcribe_segments
 from asr.transcript import DecodingOptions, Recognition, Transcript
 from asr.utterance import Utterance
+from deployments.calls import result_of
 from deployments.recognizer import ModelInfo
 
 ATTEMPTS = 3
@@ -41,22 +44,28 @@ class Transcriber:
         self._recognizer = recognizer
         self._model: ModelInfo = await recognizer.describe.remote()
         self._segmenter = Segmenter(self._model.n_mels)
+        self._segmenter.warm_up()
         self._preparation = ThreadPoolExecutor(PREPARING_THREADS, "prepare")
 
     async def transcribe(self, content: bytes, options: DecodingOptions) -> Transcript | InputError:
-        """The transcript, or what is wrong with the request; our own failures are raised."""
+        """The transcript, or what is wrong with the request; our own failures are raised.
+
+        Cancelled, it takes back what it asked for: a preparation that waits for a thread, the recognition of segments.
+        """
         try:
             if options.language is not None and options.language not in self._model.languages:
                 raise UnsupportedLanguageError(options.language, len(self._model.languages))
-            loop = asyncio.get_running_loop()
+            loop, started = asyncio.get_running_loop(), time.perf_counter()
             segments, duration_s = await loop.run_in_executor(self._preparation, self._prepare, content)
-            return await transcribe_segments(segments, duration_s, options, self._recognize)
+            prepare_s = time.perf_counter() - started
+            transcript = await transcribe_segments(segments, duration_s, options, self._recognize)
+            return replace(transcript, timing=replace(transcript.timing, prepare_s=prepare_s))
         except InputError as error:
             return error
 
     async def check_model(self) -> None:
         """Raises what the model path raises."""
-        await self._recognizer.check_health.remote()
+        await result_of(self._recognizer.check_health.remote())
 
     def _prepare(self, content: bytes) -> tuple[list[Segment], float]:
         waveform = decode_audio(content)
@@ -69,5 +78,5 @@ class Transcriber:
         reraise=True,
     )
     async def _recognize(self, utterance: Utterance) -> Recognition:
-        recognition: Recognition = await self._recognizer.recognize.remote(utterance)
+        recognition: Recognition = await result_of(self._recognizer.recognize.remote(utterance))
         return recognition

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from asr.languages import LANGUAGES
 from asr.transcript import DecodingOptions, Transcript
 from serve_app.errors import ModelNotFoundError, install_error_handlers
+from serve_app.timing import ArrivalClock, Moments, RequestMetrics, seconds_by_stage, server_timing
 
 OPENAI_MODEL = "whisper-1"
 """What unmodified OpenAI clients ask for: accepted as another name of the model that is served."""
@@ -33,6 +34,8 @@ def create_api(service: Service, model_name: str) -> FastAPI:
     """The ASGI application for one model."""
     api = FastAPI(title="Rayscribe", description="Speech to text behind the OpenAI audio API.")
     api.state.service, api.state.model_name, api.state.created = service, model_name, int(time.time())
+    api.state.metrics = RequestMetrics()
+    api.add_middleware(ArrivalClock)
     api.include_router(router)
     install_error_handlers(api)
     return api
@@ -55,8 +58,13 @@ async def create_transcription(
     check_model_name(request, model)
     options = DecodingOptions(language=language_code(language), prompt=prompt, temperature=temperature)
     service: Service = request.app.state.service
-    transcript = await service.transcribe(await file.read(), options)
-    return RENDERERS[response_format](transcript)
+    content = await file.read()
+    read = time.perf_counter()
+    transcript = await service.transcribe(content, options)
+    transcribed = time.perf_counter()
+    response = RENDERERS[response_format](transcript)
+    report_timing(request, response, transcript, Moments(request.state.started, read, transcribed, time.perf_counter()))
+    return response
 
 
 @router.get("/v1/models")
@@ -83,6 +91,13 @@ async def health(request: Request) -> Response:
         logger.exception("health check failed")
         return JSONResponse({"status": "unavailable"}, status_code=503)
     return JSONResponse({"status": "ok"})
+
+
+def report_timing(request: Request, response: Response, transcript: Transcript, moments: Moments) -> None:
+    """Tell the client, and the metrics, where the time went."""
+    seconds = seconds_by_stage(transcript.timing, moments)
+    response.headers["Server-Timing"] = server_timing(seconds, transcript.timing.recognition.rows)
+    request.app.state.metrics.add(transcript, seconds)
 
 
 def check_model_name(request: Request, model: str) -> None:

@@ -11,6 +11,7 @@ from ray.serve.handle import DeploymentHandle
 
 from asr.errors import InputError
 from asr.transcript import DecodingOptions, Transcript
+from deployments.calls import result_of
 from serve_app.api import create_api
 
 HEALTH_TIMEOUT_S = 10.0
@@ -34,11 +35,11 @@ class Ingress:
         Raises:
             InputError: the request cannot be served as it is.
         """
-        result: Transcript | InputError = await self._transcriber.transcribe.remote(content, options)
+        result: Transcript | InputError = await result_of(self._transcriber.transcribe.remote(content, options))
         if isinstance(result, InputError):
             raise result
         return result
 
     async def check_model(self) -> None:
         """Raises if the whole way to the model and back does not work."""
-        await asyncio.wait_for(self._transcriber.check_model.remote(), HEALTH_TIMEOUT_S)
+        await asyncio.wait_for(result_of(self._transcriber.check_model.remote()), HEALTH_TIMEOUT_S)

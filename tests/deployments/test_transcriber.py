@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import wave
-from collections.abc import Awaitable, Callable, Coroutine
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -16,10 +16,13 @@ from tenacity import wait_none
 
 from asr.errors import AudioDecodeError, RecognitionError, UnsupportedLanguageError
 from asr.features import SAMPLE_RATE
-from asr.transcript import DecodingOptions, Recognition, Transcript
+from asr.segments import Segment
+from asr.transcript import DecodingOptions, Recognition, Timing, Transcript
 from asr.utterance import Utterance
 from deployments.recognizer import ModelInfo
-from deployments.transcriber import ATTEMPTS, Transcriber
+from deployments.transcriber import ATTEMPTS, PREPARING_THREADS, Transcriber
+from tests.audio_files import wav
+from tests.deployments.calls import Method
 
 Result = TypeVar("Result")
 
@@ -27,14 +30,7 @@ TRANSCRIBER: Any = cast(Any, Transcriber).func_or_class
 """The class without what Serve wraps it in."""
 
 MODEL = ModelInfo(n_mels=80, languages=("en", "de"))
-HEARD = Recognition(" Hello.", (1,), "en", -0.1, 0.0, 1.0, 0.0, complete=True)
-
-
-class Method:
-    """A method of a deployment handle: `.remote(…)` gives what can be awaited."""
-
-    def __init__(self, function: Callable[..., Awaitable[Any]]) -> None:
-        self.remote = function
+HEARD = Recognition(" Hello.", (1,), "en", -0.1, 0.0, 1.0, 0.0, complete=True, timing=Timing(decode_s=1.5))
 
 
 class RecognizerHandle:
@@ -71,14 +67,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def recording(speech: NDArray[np.float32]) -> bytes:
     """4 s of speech as a WAV file."""
-    words = speech[round(13.2 * SAMPLE_RATE) : round(17.2 * SAMPLE_RATE)]
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes(np.round(words * 32767).astype("<i2").tobytes())
-    return buffer.getvalue()
+    return wav(speech[round(13.2 * SAMPLE_RATE) : round(17.2 * SAMPLE_RATE)])
 
 
 def with_transcriber(handle: RecognizerHandle, use: Callable[[Any], Coroutine[Any, Any, Result]]) -> Result:
@@ -107,6 +96,13 @@ def test_a_recording(recording: bytes) -> None:
     (utterance,) = handle.heard
     assert utterance.options == DecodingOptions(language="en")
     assert utterance.log_mel.shape[0] == MODEL.n_mels
+
+
+def test_the_time_of_the_preparation_is_measured(recording: bytes) -> None:
+    timing = transcribe(RecognizerHandle(), recording).timing
+
+    assert 0 < timing.prepare_s < 60
+    assert timing.recognition == HEARD.timing
 
 
 def test_a_bad_recording_is_an_answer_not_a_failure() -> None:
@@ -168,3 +164,100 @@ def test_what_ails_the_model_is_raised() -> None:
 
     with pytest.raises(RecognitionError, match="ill"):
         with_transcriber(handle, lambda transcriber: transcriber.check_model())
+
+
+class SlowPreparation:
+    """Takes the place of `Transcriber._prepare`, and lasts until it is released."""
+
+    def __init__(self) -> None:
+        self._released = threading.Event()
+        self._begun = threading.Semaphore(0)
+        self.prepared: list[bytes] = []
+
+    def __call__(self, content: bytes) -> tuple[list[Segment], float]:
+        self.prepared.append(content)
+        self._begun.release()
+        assert self._released.wait(60)
+        return [], 1.0
+
+    async def begun(self, count: int) -> None:
+        """Wait until so many have begun."""
+        for _ in range(count):
+            await asyncio.to_thread(self._begun.acquire)
+
+    def release(self) -> None:
+        self._released.set()
+
+
+def test_what_was_cancelled_while_it_waited_for_a_thread_is_not_prepared() -> None:
+    slow = SlowPreparation()
+
+    async def cancel_the_last(transcriber: Any) -> list[Any]:
+        transcriber._prepare = slow
+        contents = [b"first", b"second", b"last"]
+        tasks = [asyncio.create_task(transcriber.transcribe(content, DecodingOptions("en"))) for content in contents]
+        await slow.begun(PREPARING_THREADS)
+        tasks[-1].cancel()
+        await asyncio.wait(tasks[-1:])
+        slow.release()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        transcriber._preparation.shutdown(wait=True)
+        return answers
+
+    answers = with_transcriber(RecognizerHandle(), cancel_the_last)
+
+    assert [type(answer) for answer in answers] == [Transcript, Transcript, asyncio.CancelledError]
+    assert sorted(slow.prepared) == [b"first", b"second"]
+
+
+def two_segments(_: bytes) -> tuple[list[Segment], float]:
+    log_mel = np.zeros((MODEL.n_mels, 100), np.float32)
+    return [Segment(0.0, 1.0, log_mel), Segment(30.0, 31.0, log_mel)], 31.0
+
+
+class SilentHandle(RecognizerHandle):
+    """Answers only where the second of two utterances has an error, else never."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error = error
+        self.asked = asyncio.Event()
+
+    async def _recognize(self, utterance: Utterance) -> Recognition:
+        self.heard.append(utterance)
+        if len(self.heard) == 2:
+            self.asked.set()
+            if self.error is not None:
+                raise self.error
+        await asyncio.sleep(60)
+        return replace(HEARD, text="too late")
+
+
+def test_what_the_model_was_asked_for_is_cancelled_with_the_request() -> None:
+    handle = SilentHandle()
+
+    async def cancel(transcriber: Any) -> None:
+        transcriber._prepare = two_segments
+        task = asyncio.create_task(transcriber.transcribe(b"", DecodingOptions("en")))
+        await handle.asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with_transcriber(handle, cancel)
+
+    assert [call.cancelled for call in handle.recognize.calls] == [True, True]
+
+
+def test_segments_are_cancelled_after_one_failed() -> None:
+    handle = SilentHandle(RecognitionError("too bad"))
+
+    async def fail(transcriber: Any) -> None:
+        transcriber._prepare = two_segments
+        with pytest.raises(RecognitionError, match="too bad"):
+            await transcriber.transcribe(b"", DecodingOptions("en"))
+        await asyncio.sleep(0)  # for the other task to hear of it
+
+    with_transcriber(handle, fail)
+
+    assert [call.cancelled for call in handle.recognize.calls] == [True, False]

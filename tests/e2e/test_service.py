@@ -54,6 +54,25 @@ def test_text_format_ends_in_a_newline(client: httpx.Client, speech: NDArray[np.
     assert response.text.endswith("\n")
 
 
+def test_the_time_is_accounted_for(client: httpx.Client, speech: NDArray[np.float32]) -> None:
+    response = transcribe(client, wav(speech[: 6 * SAMPLE_RATE]), language="en")
+    entries = response.headers["server-timing"].split(", ")
+    assert entries.pop().startswith("rows;desc=")
+    durations = [entry.split(";dur=") for entry in entries]
+    *stages_ms, total_ms = (float(duration) for _, duration in durations)
+    assert [stage for stage, _ in durations] == [
+        "read",
+        "prepare",
+        "queue",
+        "encode",
+        "recognize",
+        "assemble",
+        "total",
+    ]
+    assert stages_ms[1] > 0
+    assert sum(stages_ms) <= total_ms + 1
+
+
 def test_silence_is_an_empty_text(client: httpx.Client) -> None:
     response = transcribe(client, wav(np.zeros(3 * SAMPLE_RATE, np.float32)))
     assert (response.status_code, response.json()) == (200, {"text": ""})

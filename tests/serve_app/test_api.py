@@ -11,11 +11,16 @@ from ray.serve.exceptions import BackPressureError
 from starlette.testclient import TestClient
 
 from asr.errors import AudioDecodeError, InputError, RecognitionError, UnsupportedLanguageError, UnsupportedTaskError
-from asr.transcript import DecodingOptions, Transcript
+from asr.transcript import DecodingOptions, Timing, Transcript, TranscriptTiming
 from serve_app.api import create_api
 
 RECORDING = bytes(range(256)) * 8
-TRANSCRIPT = Transcript("Grüße, 世界.", "de", 2.0, ())
+TIMING = TranscriptTiming(
+    prepare_s=0.0125,
+    recognition=Timing(queue_s=0.25, encode_s=0.05, decode_s=0.375, steps=12, rows=11.24),
+    assemble_s=0.0,
+)
+TRANSCRIPT = Transcript("Grüße, 世界.", "de", 2.0, (), TIMING)
 URL = "/v1/audio/transcriptions"
 
 
@@ -85,6 +90,19 @@ def test_text(client: TestClient) -> None:
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/plain; charset=utf-8"
     assert response.content.decode() == "Grüße, 世界.\n"
+
+
+@pytest.mark.parametrize("response_format", ["json", "text"])
+def test_where_the_time_went(client: TestClient, response_format: str) -> None:
+    entries = post(client, response_format=response_format).headers["server-timing"].split(", ")
+    stages = [entry.split(";")[0] for entry in entries]
+    read_ms, assemble_ms, total_ms = (float(entries[place].split("=")[1]) for place in (0, 5, 6))
+
+    assert stages == ["read", "prepare", "queue", "encode", "recognize", "assemble", "total", "rows"]
+    assert entries[1:5] == ["prepare;dur=12.5", "queue;dur=250.0", "encode;dur=50.0", "recognize;dur=375.0"]
+    assert entries[7] == 'rows;desc="11.2"'
+    assert 0 < read_ms <= total_ms < 60_000
+    assert 0 <= assemble_ms <= total_ms
 
 
 @pytest.mark.parametrize("response_format", ["json", "text"])

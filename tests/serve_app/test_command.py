@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import ray.serve
 
 from asr.build.recipe import Backend
-from serve_app.__main__ import main
+from serve_app.__main__ import RAY_ENVIRONMENT, configure_ray, main
 
 
-@pytest.mark.parametrize("backend", ["onnx", "tensorrt"])
+@pytest.mark.parametrize("backend", ["auto", "onnx", "openvino", "tensorrt"])
 def test_what_cannot_be_built_is_said_at_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, backend: Backend
 ) -> None:
@@ -34,3 +35,18 @@ def test_torch_needs_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert main(["model=tiny.en", "backend=torch", "precision=fp16"]) == 0
     assert started == ["torch"]
+
+
+def test_ray_is_configured_unless_the_environment_says_otherwise() -> None:
+    environment = {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.1", "HOME": "/home/me"}
+    configure_ray(environment)
+
+    assert environment == RAY_ENVIRONMENT | {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.1", "HOME": "/home/me"}
+
+
+def test_ray_knows_what_is_configured() -> None:
+    """A name that Ray does not read would be without effect, and nobody would notice."""
+    constants = (Path(ray.serve.__file__).parent / "_private" / "constants.py").read_text(encoding="utf-8")
+
+    for name in RAY_ENVIRONMENT.keys() - {"RAY_USAGE_STATS_ENABLED"}:
+        assert f'"{name}"' in constants
