@@ -1,8 +1,9 @@
-"""The thread that the model runs in: utterances are handed in from any other, and what was heard comes back."""
+"""The threads that the model runs in: utterances are handed in from any other, and what was heard comes back."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -13,17 +14,29 @@ from asr.utterance import Utterance
 
 SHUTTING_DOWN = "the recogniser is shutting down"
 
+REST = 1.0
+"""While the encoder runs, the decoder rests after a step for this many times as long as that took: the rows that join
+meanwhile share the next one."""
+
 
 class Batcher:
-    """Drives the scheduler for as long as there is work, and sleeps while there is none."""
+    """Drives the scheduler for as long as there is work, and sleeps while there is none.
+
+    One thread encodes while the other decodes: a long recording in the encoder does not hold up the rows in flight, and
+    what one leaves of the processors the other has.
+    """
 
     def __init__(self, model: Model, limits: BatchLimits) -> None:
         self._scheduler = Scheduler(model, limits)
-        self._arrived: list[Job] = []
-        self._changed = threading.Condition()
+        self._limits = limits
+        self._closing = threading.Lock()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
-        self._thread.start()
+        self._may_encode, self._may_advance = threading.Event(), threading.Event()
+        self._encoder_rests = threading.Event()
+        self._encoder_rests.set()
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._encode, self._advance)]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, utterance: Utterance) -> Future[Recognition]:
         """A future with the result, or with the utterance's own error. Cancelling it takes the utterance out."""
@@ -37,34 +50,41 @@ class Batcher:
         for job in jobs:
             if job not in sound:
                 job.fail(RecognitionError(f"features of shape {job.utterance.log_mel.shape}"))
-        with self._changed:
+        with self._closing:
             if not self._closed:
-                self._arrived += sound
-                self._changed.notify()
+                self._scheduler.add(*sound)
+                self._may_encode.set()
                 return
         for job in sound:
             job.fail(RecognitionError(SHUTTING_DOWN))
 
     def close(self) -> None:
         """Finish what is in flight and refuse what waits; a result that was to be tried again stands."""
-        with self._changed:
+        with self._closing:
             self._closed = True
-            self._changed.notify()
-        self._thread.join()
+        for event, thread in zip((self._may_encode, self._may_advance), self._threads, strict=True):
+            event.set()
+            thread.join()
 
-    def _run(self) -> None:
-        while self._has_work():
-            self._scheduler.turn()
+    def _encode(self) -> None:
+        while not self._closed:
+            self._may_encode.wait(self._limits.wait_s if self._scheduler.waiting and self._limits.wait_s else None)
+            self._may_encode.clear()
+            self._encoder_rests.clear()
+            while not self._closed and self._scheduler.encode():
+                self._may_advance.set()
+            self._encoder_rests.set()
 
-    def _has_work(self) -> bool:
-        """Wait for some; there is none any more when the batcher was closed and nothing is in flight."""
-        with self._changed:
-            if self._scheduler.is_idle:
-                self._changed.wait_for(lambda: self._arrived or self._closed)
-            arrived, self._arrived = self._arrived, []
-            closed = self._closed
-        for job in arrived:
-            self._scheduler.add(job)
-        if closed:
-            self._scheduler.refuse_waiting(RecognitionError(SHUTTING_DOWN))
-        return not self._scheduler.is_idle
+    def _advance(self) -> None:
+        while True:
+            self._may_advance.wait()
+            self._may_advance.clear()
+            began = time.monotonic()
+            while self._scheduler.advance():
+                self._may_encode.set()  # there may be room now, or something to try again
+                self._encoder_rests.wait(REST * (time.monotonic() - began))
+                began = time.monotonic()
+            if self._closed:
+                self._scheduler.refuse_waiting(RecognitionError(SHUTTING_DOWN))
+                if self._scheduler.is_idle:
+                    return

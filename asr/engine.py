@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,7 +28,7 @@ an int8 model to choose another word: a row would depend on how far its neighbou
 
 
 class Engine:
-    """One model, ready to recognise. Not thread-safe: one thread calls it at a time."""
+    """One model, ready to recognise. One thread may call `encode` while another calls everything else."""
 
     def __init__(
         self, dims: Dims, tokenizer: Tokenizer, encoder: Session, decoder: Session, memory: DeviceMemory | None = None
@@ -36,6 +37,7 @@ class Engine:
         self.dims = dims
         self.tokenizer = tokenizer
         self._encoder = encoder
+        self._encoding = threading.Lock()
         self._memory = memory
         self._decoder = InFlightDecoder(decoder, tokenizer, dims)
 
@@ -57,15 +59,29 @@ class Engine:
             self.step()
         return [self.result(row) if isinstance(row, Row) else row for row in rows]
 
-    def start(self, utterances: Sequence[Utterance]) -> list[Row | AsrError]:
-        """Encode a batch and have its rows decoded from now on, beside those that are in flight already.
+    def encode(self, utterances: Sequence[Utterance]) -> Encoded:
+        """Encode a batch ahead of its start.
+
+        Raises:
+            RecognitionError: the graph failed; `start` finds out on which utterance.
+        """
+        if self._memory is not None:
+            positions = max(utterance.window.positions for utterance in utterances)
+            self._memory.admit(batch_bytes(self.dims, self._encoder.dtype, rows=len(utterances), positions=positions))
+        with self._encoding:
+            return encode(self._encoder, utterances)
+
+    def start(self, utterances: Sequence[Utterance], encoded: Encoded | None = None) -> list[Row | AsrError]:
+        """Have a batch decoded from now on, beside the rows that are in flight already.
+
+        encoded: what `encode` made of them, if it was called.
 
         → in the same order, rows that `step` takes to their end, unless they have ended at once, and an error in place
         of each that cannot be recognised.
         """
         problems = [self._problem(utterance) for utterance in utterances]
         sound = [utterance for utterance, problem in zip(utterances, problems, strict=True) if problem is None]
-        rows = iter(self._start_rows(sound))
+        rows = iter(self._start_rows(sound, encoded if len(sound) == len(utterances) else None))
         return [next(rows) if problem is None else problem for problem in problems]
 
     def step(self) -> list[Row]:
@@ -108,13 +124,15 @@ class Engine:
             return error
         return None
 
-    def _start_rows(self, utterances: Sequence[Utterance], *, may_split: bool = True) -> list[Row | AsrError]:
+    def _start_rows(
+        self, utterances: Sequence[Utterance], encoded: Encoded | None = None, *, may_split: bool = True
+    ) -> list[Row | AsrError]:
         """may_split: whether a batch that does not fit the device's memory is tried again in two halves."""
         if not utterances:
             return []
         refusal: OutOfMemoryError | None = None
         try:
-            return list(self._start_batch(utterances))
+            return list(self._start_batch(utterances, encoded or self.encode(utterances)))
         except (OutOfMemoryError, torch.OutOfMemoryError) as error:
             refusal = OutOfMemoryError(str(error.args[0]))  # without the traceback, which holds what filled the memory
         except RecognitionError as error:
@@ -128,11 +146,7 @@ class Engine:
             return [row for half in halves for row in self._start_rows(half, may_split=False)]
         return [row for utterance in utterances for row in self._start_rows([utterance])]
 
-    def _start_batch(self, utterances: Sequence[Utterance]) -> list[Row]:
-        if self._memory is not None:
-            positions = max(utterance.window.positions for utterance in utterances)
-            self._memory.admit(batch_bytes(self.dims, self._encoder.dtype, rows=len(utterances), positions=positions))
-        encoded = encode(self._encoder, utterances)
+    def _start_batch(self, utterances: Sequence[Utterance], encoded: Encoded) -> list[Row]:
         options = [utterance.options for utterance in utterances]
         given = [option.language or "" for option in options]
         found = given if all(given) else self._decoder.detect_languages(encoded)

@@ -7,6 +7,7 @@ a token. So nobody waits for a batch to end, and those in flight wait for one en
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -55,7 +56,9 @@ class Model(Protocol):
     @property
     def rows_in_flight(self) -> int: ...
 
-    def start(self, utterances: Sequence[Utterance]) -> Sequence[Any | AsrError]: ...
+    def encode(self, utterances: Sequence[Utterance]) -> Any: ...
+
+    def start(self, utterances: Sequence[Utterance], encoded: Any) -> Sequence[Any | AsrError]: ...
 
     def step(self) -> Sequence[Any]: ...
 
@@ -111,56 +114,94 @@ def may_grow(frames: Sequence[int], limits: BatchLimits) -> bool:
     return len(frames) < limits.rows and max(frames) * (len(frames) + 1) <= limits.frames
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """Jobs that are encoded together. began: when; encoded: what came of it, None where `Model.start` is to see why."""
+
+    jobs: Sequence[Job]
+    began: float
+    encoded: Any
+
+
 class Scheduler:
-    """The queue and the rows in flight. Not thread-safe."""
+    """The queue and the rows in flight. One thread may call `encode` and another `advance`; any may add jobs."""
 
     def __init__(self, model: Model, limits: BatchLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
         self._limits = limits
         self._clock = clock
+        self._lock = threading.Lock()  # of what both threads change: the next three
         self._waiting: list[Job] = []
+        self._encoding = 0
+        self._ready: list[_Batch] = []
         self._flying: dict[Any, Job] = {}
 
     @property
     def is_idle(self) -> bool:
-        return not self._waiting and not self._flying
+        with self._lock:
+            return not (self._waiting or self._encoding or self._ready or self._flying)
 
     @property
     def waiting(self) -> int:
-        """How many wait for their turn."""
+        """How many wait for the encoder."""
         return len(self._waiting)
 
-    def add(self, job: Job) -> None:
-        """Have a job wait for its turn."""
-        job.arrived = job.queued = self._clock()
-        self._waiting.append(job)
+    def add(self, *jobs: Job) -> None:
+        """Have jobs wait for their turn, together."""
+        for job in jobs:
+            job.arrived = job.queued = self._clock()
+        with self._lock:
+            self._waiting += jobs
 
     def turn(self) -> None:
-        """Drop what nobody waits for, start a batch if there is room, and advance the rows in flight by a token."""
-        self._drop_cancelled()
-        batch = self._next_batch()
-        if batch:
+        """Encode a batch if there is room, and advance the rows in flight by a token."""
+        self.encode()
+        self.advance()
+
+    def encode(self) -> bool:
+        """Encode the most urgent of what waits, if there is room for it among the rows in flight; → whether any was."""
+        with self._lock:
+            self._waiting = [job for job in self._waiting if not job.future.cancelled()]
+            jobs = self._next_batch()
+            self._encoding = len(jobs)
+        if not jobs:
+            return False
+        began = self._clock()
+        encoded = None
+        with contextlib.suppress(Exception):  # it is tried again when it starts, which finds what is wrong with it
+            encoded = self._model.encode([job.utterance for job in jobs])
+        with self._lock:
+            self._encoding = 0
+            self._ready.append(_Batch(jobs, began, encoded))
+        return True
+
+    def advance(self) -> bool:
+        """Drop what nobody waits for, start what is encoded, advance all rows by a token; → whether there is any."""
+        for row in [row for row, job in self._flying.items() if job.future.cancelled()]:
+            del self._flying[row]
+            self._drop(row)
+        with self._lock:
+            ready, self._ready = self._ready, []
+        for batch in ready:
             self._start(batch)
         if self._flying:
             self._step()
+        return bool(ready or self._flying)
 
     def refuse_waiting(self, error: AsrError) -> None:
         """Fail what waits, except that a result that was to be tried again stands."""
-        for job in self._waiting:
+        with self._lock:
+            refused, self._waiting = self._waiting, []
+        for job in refused:
             if job.attempts:
                 job.succeed(best(job.attempts))
             else:
                 job.fail(error)
-        self._waiting.clear()
-
-    def _drop_cancelled(self) -> None:
-        self._waiting = [job for job in self._waiting if not job.future.cancelled()]
-        for row in [row for row, job in self._flying.items() if job.future.cancelled()]:
-            del self._flying[row]
-            self._drop(row)
 
     def _next_batch(self) -> list[Job]:
-        room = self._limits.rows - len(self._flying)
+        flying = sum(not job.future.cancelled() for job in list(self._flying.values()))  # `advance` drops the others
+        started = sum(len(batch.jobs) for batch in self._ready) + flying
+        room = self._limits.rows - started
         if room <= 0 or not self._waiting:
             return []
         self._waiting.sort(key=lambda job: job.due)
@@ -168,7 +209,7 @@ class Scheduler:
         limits = replace(self._limits, rows=room)
         taken = next_batch(frames, limits)
         batch = [self._waiting[place] for place in taken]
-        if self._flying and may_grow([frames[place] for place in taken], limits) and not self._has_waited(batch):
+        if started and may_grow([frames[place] for place in taken], limits) and not self._has_waited(batch):
             return []
         self._waiting = [job for job in self._waiting if job not in batch]
         return batch
@@ -176,16 +217,15 @@ class Scheduler:
     def _has_waited(self, batch: Sequence[Job]) -> bool:
         return self._clock() - min(job.queued for job in batch) >= self._limits.wait_s
 
-    def _start(self, batch: Sequence[Job]) -> None:
-        began = self._clock()
-        rows = self._started([job.utterance for job in batch])
+    def _start(self, batch: _Batch) -> None:
+        rows = self._started(batch)
         now = self._clock()
-        for job, row in zip(batch, rows, strict=True):
+        for job, row in zip(batch.jobs, rows, strict=True):
             job.started = now
             job.timing = replace(
                 job.timing,
-                queue_s=job.timing.queue_s + began - job.queued,
-                encode_s=job.timing.encode_s + now - began,
+                queue_s=job.timing.queue_s + batch.began - job.queued,
+                encode_s=job.timing.encode_s + now - batch.began,
             )
             if isinstance(row, AsrError):
                 job.fail(row)
@@ -194,14 +234,14 @@ class Scheduler:
             else:
                 self._flying[row] = job
 
-    def _started(self, utterances: Sequence[Utterance]) -> Sequence[Any | AsrError]:
+    def _started(self, batch: _Batch) -> Sequence[Any | AsrError]:
         try:
-            rows = self._model.start(utterances)
-            if len(rows) != len(utterances):
-                raise RuntimeError(f"{len(rows)} rows for {len(utterances)} utterances")
+            rows = self._model.start([job.utterance for job in batch.jobs], batch.encoded)
+            if len(rows) != len(batch.jobs):
+                raise RuntimeError(f"{len(rows)} rows for {len(batch.jobs)} utterances")
             return rows
         except Exception as error:  # noqa: BLE001 (whatever a batch does to the model, the others go on)
-            return [RecognitionError(repr(error)) for _ in utterances]
+            return [RecognitionError(repr(error)) for _ in batch.jobs]
 
     def _step(self) -> None:
         try:
@@ -233,7 +273,8 @@ class Scheduler:
             return
         job.utterance = following
         job.queued = self._clock()
-        self._waiting.append(job)
+        with self._lock:
+            self._waiting.append(job)
 
     def _result(self, row: Any) -> Recognition | AsrError:
         try:

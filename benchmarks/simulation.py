@@ -113,11 +113,16 @@ class SimulatedModel:
     def rows_in_flight(self) -> int:
         return sum(map(len, self._lanes))
 
-    def start(self, utterances: Sequence[Utterance]) -> list[SimulatedRow]:
+    def encode(self, utterances: Sequence[Utterance]) -> int:
+        """→ positions of every row."""
         positions = max(utterance.window.positions for utterance in utterances)
         self._clock.work(self._machine.encode_s(len(utterances), positions))
-        self._clock.work(self._machine.step_s(len(utterances), positions, PROMPT_TOKENS))
         self.encoded.append(len(utterances))
+        return positions
+
+    def start(self, utterances: Sequence[Utterance], encoded: int) -> list[SimulatedRow]:
+        positions = encoded
+        self._clock.work(self._machine.step_s(len(utterances), positions, PROMPT_TOKENS))
         rows = [SimulatedRow(positions, max(1, round(TOKENS_PER_S * one.duration_s))) for one in utterances]
         self._lanes[sum(positions > bound for bound in self._machine.lane_bounds)] += rows
         return rows

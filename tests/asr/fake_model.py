@@ -88,9 +88,13 @@ class FakeModel:
         utterances = [utterance for batch in self.started for utterance in batch if utterance.options.prompt == name]
         return [(utterance.full_window, utterance.options.temperature) for utterance in utterances]
 
-    def start(self, utterances: Sequence[Utterance]) -> Sequence[FakeRow | AsrError]:
-        self.started.append(list(utterances))
+    def encode(self, utterances: Sequence[Utterance]) -> list[str]:
         self.clock.now += ENCODE_S
+        return [utterance.options.prompt for utterance in utterances]
+
+    def start(self, utterances: Sequence[Utterance], encoded: list[str] | None) -> Sequence[FakeRow | AsrError]:
+        assert encoded is None or encoded == [utterance.options.prompt for utterance in utterances]
+        self.started.append(list(utterances))
         rows = [self._row(utterance) for utterance in utterances]
         self.rows += [row for row in rows if isinstance(row, FakeRow) and not row.ended]
         return rows
@@ -118,14 +122,14 @@ class FakeModel:
 
 
 class BusyModel(FakeModel):
-    """Is busy with its first step until it is let go on."""
+    """Is busy encoding until it is let go on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_busy = threading.Event()
         self.may_go_on = threading.Event()
 
-    def step(self) -> Sequence[FakeRow]:
+    def encode(self, utterances: Sequence[Utterance]) -> list[str]:
         self.is_busy.set()
         assert self.may_go_on.wait(PATIENCE_S)
-        return super().step()
+        return super().encode(utterances)

@@ -1,4 +1,4 @@
-"""The thread that drives the model: it takes work from any other, outlives what goes wrong, and ends when closed."""
+"""The threads that drive the model: they take work from any other, outlive what goes wrong, and end when closed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_batcher_sleeps_and_wakes(batcher: Batcher, model: BusyModel) -> None:
         assert texts([batcher.submit(utterance(name))]) == [name]
 
     assert model.batches == [["first"], ["a"], ["b"], ["c"]]
-    assert len(model.stepped) == 4
+    assert [name for step in model.stepped for name in step] == ["first", "a", "b", "c"]
 
 
 # --- what goes wrong
@@ -92,7 +92,7 @@ def test_features_without_frames_fail_alone(batcher: Batcher, model: BusyModel) 
 
 
 @pytest.mark.parametrize("part", ["start", "step", "result"])
-def test_the_thread_outlives_what_the_model_raises(batcher: Batcher, model: BusyModel, part: str) -> None:
+def test_the_threads_outlive_what_the_model_raises(batcher: Batcher, model: BusyModel, part: str) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room for 16 rows")
 
@@ -148,7 +148,7 @@ def assert_refused(future: Future[Recognition]) -> None:
 
 def test_closing_finishes_what_is_in_flight_and_refuses_what_waits(model: BusyModel) -> None:
     model.ends_after["in flight"] = 5
-    batcher = Batcher(model, BatchLimits())
+    batcher = Batcher(model, BatchLimits(rows=1))
     in_flight = batcher.submit(utterance("in flight"))
     assert model.is_busy.wait(PATIENCE_S)
     waiting = batcher.submit(utterance("waiting"))
@@ -174,10 +174,10 @@ def test_a_result_that_was_to_be_tried_again_stands(model: BusyModel) -> None:
     assert model.attempts_at("a") == [(False, 0.0)]
 
 
-def test_closing_an_idle_batcher_ends_its_thread(model: BusyModel) -> None:
+def test_closing_an_idle_batcher_ends_its_threads(model: BusyModel) -> None:
     before = threading.active_count()
     batcher = Batcher(model, BatchLimits())
-    assert threading.active_count() == before + 1
+    assert threading.active_count() == before + 2
     batcher.close()
 
     assert threading.active_count() == before

@@ -61,9 +61,9 @@ def test_what_is_cancelled_while_it_starts_leaves_in_the_next_turn(monkeypatch: 
     at = desk()
     start = at.model.start
 
-    def leave(utterances: Sequence[Utterance]) -> Sequence[FakeRow | AsrError]:
+    def leave(utterances: Sequence[Utterance], encoded: list[str]) -> Sequence[FakeRow | AsrError]:
         at.jobs["a"].future.cancel()
-        return start(utterances)
+        return start(utterances, encoded)
 
     monkeypatch.setattr(at.model, "start", leave)
     at.add("a", "b", steps=3)
@@ -188,12 +188,13 @@ def test_the_time_of_all_attempts_is_added_up() -> None:
     )
     at.add("a", steps=1)
     at.add("b", "c", steps=2)
+    at.clock.now += 3.0
     at.finish()
 
     assert at.model.batches == [["a", "b"], ["c"], ["a"]]
     assert at.model.stepped == [["a", "b"], ["b", "c"], ["c", "a"]]
     assert at.result("a").timing == Timing(
-        queue_s=ENCODE_S + STEP_S, encode_s=2 * ENCODE_S, decode_s=2 * STEP_S, steps=2, rows=2.0
+        queue_s=3.0 + ENCODE_S + STEP_S, encode_s=2 * ENCODE_S, decode_s=2 * STEP_S, steps=2, rows=2.0
     )
 
 

@@ -113,7 +113,7 @@ def test_rows_that_are_too_few_fail_the_batch(monkeypatch: pytest.MonkeyPatch) -
     at = desk()
     start = at.model.start
     with monkeypatch.context() as failing:
-        failing.setattr(at.model, "start", lambda utterances: start(utterances)[1:])
+        failing.setattr(at.model, "start", lambda utterances, encoded: start(utterances, encoded)[1:])
         at.add("a", "b", steps=2)
         at.turn()
     for name in "ab":

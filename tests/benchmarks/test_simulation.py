@@ -83,7 +83,8 @@ def test_a_table_has_a_cell_for_each_column() -> None:
 
 def test_a_dropped_row_is_gone() -> None:
     model = SimulatedModel(T4, Clock())
-    [row] = model.start([Utterance(np.zeros((1, 300), np.float32))])
+    utterances = [Utterance(np.zeros((1, 300), np.float32))]
+    [row] = model.start(utterances, model.encode(utterances))
     model.drop(row)
 
     assert model.rows_in_flight == 0
