@@ -16,7 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help serve test lint format accuracy bench soak fairness precision engines floors lock clean
+.PHONY: help serve test lint format accuracy bench soak fairness simulation precision engines floors lock clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -48,6 +48,9 @@ soak: $(VENV)/.bench ## Thousands of requests in a row: memory, failures, texts 
 
 fairness: $(VENV)/.bench ## What short utterances wait beside long recordings (ARGS="--share 0.8")
 	$(BIN)/python -m benchmarks.fairness --model $(MODEL) precision=$(PRECISION) $(SETTINGS) --speech $(SPEECH) $(ARGS)
+
+simulation: $(VENV)/.serve ## What the budgets of a batch do on a GPU, by a model of its times (ARGS="--rate 60 --model small")
+	$(BIN)/python -m benchmarks.simulation $(ARGS)
 
 precision: $(VENV)/.bench ## Time, size and errors of every precision, with plots (MODEL=tiny.en SPEECH=folder)
 	$(BIN)/python -m benchmarks.precision --model $(MODEL) --speech $(SPEECH) $(ARGS)

@@ -176,7 +176,7 @@ class Scheduler:
         return True
 
     def advance(self) -> bool:
-        """Drop what nobody waits for, start what is encoded, advance all rows by a token; → whether there is any."""
+        """Drop what nobody waits for, start what is encoded, advance all rows by a token; → whether there was any."""
         for row in [row for row, job in self._flying.items() if job.future.cancelled()]:
             del self._flying[row]
             self._drop(row)
@@ -184,9 +184,10 @@ class Scheduler:
             ready, self._ready = self._ready, []
         for batch in ready:
             self._start(batch)
-        if self._flying:
-            self._step()
-        return bool(ready or self._flying)
+        if not self._flying:
+            return bool(ready)
+        self._step()
+        return True
 
     def refuse_waiting(self, error: AsrError) -> None:
         """Fail what waits, except that a result that was to be tried again stands."""

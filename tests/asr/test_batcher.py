@@ -69,6 +69,17 @@ def test_many_threads_hand_in_work(batcher: Batcher, model: BusyModel) -> None:
     assert max(map(len, model.stepped)) <= 16
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_place_that_is_free_again_is_taken(model: BusyModel, rows: int) -> None:
+    """Also where all that was in flight has ended at once, and nothing new comes."""
+    model.may_go_on.set()
+    batcher = Batcher(model, BatchLimits(rows=rows))
+    names = [f"{number}" for number in range(50)]
+
+    assert texts([batcher.submit(utterance(name)) for name in names]) == names
+    batcher.close()
+
+
 def test_a_batcher_sleeps_and_wakes(batcher: Batcher, model: BusyModel) -> None:
     model.may_go_on.set()
     for name in "abc":
