@@ -177,15 +177,17 @@ class Scheduler:
 
     def advance(self) -> bool:
         """Drop what nobody waits for, start what is encoded, advance all rows by a token; → whether there was any."""
-        for row in [row for row, job in self._flying.items() if job.future.cancelled()]:
+        abandoned = [row for row, job in self._flying.items() if job.future.cancelled()]
+        for row in abandoned:
             del self._flying[row]
             self._drop(row)
-        with self._lock:
-            ready, self._ready = self._ready, []
+        ready = list(self._ready)
         for batch in ready:
             self._start(batch)
+        with self._lock:
+            del self._ready[: len(ready)]  # not before its rows are in flight: `encode` has to know of all of them
         if not self._flying:
-            return bool(ready)
+            return bool(abandoned or ready)
         self._step()
         return True
 
@@ -219,6 +221,8 @@ class Scheduler:
         return self._clock() - min(job.queued for job in batch) >= self._limits.wait_s
 
     def _start(self, batch: _Batch) -> None:
+        if all(job.future.cancelled() for job in batch.jobs):
+            return
         rows = self._started(batch)
         now = self._clock()
         for job, row in zip(batch.jobs, rows, strict=True):

@@ -72,6 +72,32 @@ def test_what_is_cancelled_while_it_starts_leaves_in_the_next_turn(monkeypatch: 
     assert at.model.stepped == [["a", "b"], ["b"]]
 
 
+def test_what_is_cancelled_while_it_is_encoded_never_starts() -> None:
+    at = desk(frames=0)
+    at.add("a", "b")
+    assert at.scheduler.encode()
+    assert at.scheduler.encode()
+    assert at.jobs["a"].future.cancel()
+    at.finish()
+
+    assert at.model.batches == [["b"]]
+    assert at.texts("b") == ["b"]
+
+
+def test_a_place_that_is_given_up_is_work_for_the_encoder() -> None:
+    """Whoever encodes hears of it, even if nothing else is in flight."""
+    at = desk(rows=1)
+    at.add("a", "b", steps=9)
+    at.turn()
+    assert not at.scheduler.encode()
+    assert at.jobs["a"].future.cancel()
+
+    assert at.scheduler.advance()
+    assert at.scheduler.encode()
+    at.finish()
+    assert at.texts("b") == ["b"]
+
+
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_caller_who_leaves_at_the_last_moment_harms_nobody(steps: int) -> None:
     at = desk()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from asr.errors import AsrError
 from asr.features import FRAMES_PER_SECOND, WINDOW_FRAMES
 from asr.scheduler import PRECEDENCE, SIMILAR, BatchLimits
 from asr.transcript import Timing
+from asr.utterance import Utterance
 from tests.asr.desk import Desk, desk, window_frames
 from tests.asr.fake_model import (
     ENCODE_S,
@@ -14,6 +18,7 @@ from tests.asr.fake_model import (
     MEDIUM_FRAMES,
     SHORT_FRAMES,
     STEP_S,
+    FakeRow,
     recognition,
 )
 
@@ -95,6 +100,24 @@ def test_no_more_rows_than_the_limit_are_in_flight() -> None:
 
     assert at.model.batches == [["a", "b"], ["c", "d"], ["e"]]
     assert max(len(rows) for rows in at.model.stepped) == 2
+
+
+def test_no_place_is_given_to_two_while_a_batch_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may look for what to encode next at any time."""
+    at = desk(rows=2)
+    start = at.model.start
+
+    def start_while_another_encodes(
+        utterances: Sequence[Utterance], encoded: list[str]
+    ) -> Sequence[FakeRow | AsrError]:
+        assert not at.scheduler.encode()
+        return start(utterances, encoded)
+
+    monkeypatch.setattr(at.model, "start", start_while_another_encodes)
+    at.add("a", "b", "c", "d", steps=2)
+    at.finish()
+
+    assert at.model.stepped == [["a", "b"]] * 2 + [["c", "d"]] * 2
 
 
 def test_a_row_takes_the_place_of_one_that_ends_in_the_next_turn() -> None:
