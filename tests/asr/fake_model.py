@@ -128,8 +128,13 @@ class BusyModel(FakeModel):
         super().__init__()
         self.is_busy = threading.Event()
         self.may_go_on = threading.Event()
+        self.has_stepped = threading.Event()
 
     def encode(self, utterances: Sequence[Utterance]) -> list[str]:
         self.is_busy.set()
         assert self.may_go_on.wait(PATIENCE_S)
         return super().encode(utterances)
+
+    def step(self) -> Sequence[FakeRow]:
+        self.has_stepped.set()
+        return super().step()

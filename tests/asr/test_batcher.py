@@ -102,7 +102,7 @@ def test_features_without_frames_fail_alone(batcher: Batcher, model: BusyModel) 
     assert texts([sound.future]) == ["a"]
 
 
-@pytest.mark.parametrize("part", ["start", "step", "result"])
+@pytest.mark.parametrize("part", ["encode", "start", "step", "result"])
 def test_the_threads_outlive_what_the_model_raises(batcher: Batcher, model: BusyModel, part: str) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room for 16 rows")
@@ -171,6 +171,26 @@ def test_closing_finishes_what_is_in_flight_and_refuses_what_waits(model: BusyMo
     assert_refused(waiting)
     assert model.batches == [["in flight"]]
     assert len(model.stepped) == 5
+
+
+def test_closing_finishes_what_is_being_encoded(model: BusyModel) -> None:
+    """Also where the last of what is in flight ends before it."""
+    model.may_go_on.set()
+    model.ends_after["in flight"] = 1_000_000_000
+    batcher = Batcher(model, BatchLimits())
+    in_flight = batcher.submit(utterance("in flight"))
+    assert model.has_stepped.wait(PATIENCE_S)
+    model.may_go_on.clear()
+    model.is_busy.clear()
+    being_encoded = batcher.submit(utterance("being encoded"))
+    assert model.is_busy.wait(PATIENCE_S)
+    with closing(batcher):
+        [row] = model.rows
+        row.ends_after = 1
+        assert texts([in_flight]) == ["in flight"]
+        model.may_go_on.set()
+
+    assert being_encoded.result(timeout=0).text == "being encoded"
 
 
 def test_a_result_that_was_to_be_tried_again_stands(model: BusyModel) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 
@@ -11,7 +11,6 @@ from asr.transcript import Recognition
 from asr.utterance import Utterance
 from tests.asr.desk import Desk, desk
 from tests.asr.fake_model import (
-    FakeRow,
     its_name,
 )
 
@@ -37,7 +36,7 @@ def test_a_row_that_ends_with_an_error_fails_alone() -> None:
     assert at.error("b") is error
 
 
-def fail(*_: object) -> Sequence[FakeRow]:
+def fail(*_: object) -> NoReturn:
     raise MemoryError("no room for 16 rows")
 
 
@@ -45,6 +44,18 @@ def assert_failed(at: Desk, *names: str) -> None:
     for name in names:
         with pytest.raises(RecognitionError, match="no room for 16 rows"):
             at.result(name)
+
+
+def test_what_fails_ahead_of_its_start_is_tried_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start finds out which utterance is to blame."""
+    at = desk()
+    at.model.unfit["b"] = RecognitionError("no kernel")
+    monkeypatch.setattr(at.model, "encode", fail)
+    at.add("a", "b", "c")
+    at.finish()
+
+    assert at.texts("ac") == ["a", "c"]
+    assert at.error("b") is at.model.unfit["b"]
 
 
 def test_a_model_that_fails_to_start_fails_that_batch_only(monkeypatch: pytest.MonkeyPatch) -> None:
