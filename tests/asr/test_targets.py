@@ -140,4 +140,5 @@ def test_without_a_calibration_set(
 
     printed, error = capsys.readouterr()
     assert printed == ""
-    assert f"error: tensorrt {precision}: needs a calibration set: python -m asr.build --calibration" in error
+    command = f"python -m asr.build --backend tensorrt --precision {precision} --calibration FOLDER"
+    assert f"error: tensorrt {precision}: needs a calibration set: {command}" in error
