@@ -24,7 +24,7 @@ class Session(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all inputs and outputs that are not integers."""
+        """Of all inputs and outputs that are not integers; logits may be float32 all the same."""
         ...
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
