@@ -1,7 +1,8 @@
-"""Which utterance the model takes next, and what becomes of each: in-flight batching, one turn at a time.
+"""Which utterance the model takes next, and what becomes of each: in-flight batching.
 
-A turn starts at most one batch of what waits, if the model can take more rows, and then advances every row in flight by
-a token. So nobody waits for a batch to end, and those in flight wait for one encoder run at most between two tokens.
+`encode` encodes one batch of what waits, if the rows in flight leave room for it; `advance` starts what is encoded, and
+takes every row in flight a token further. So nobody waits for a batch to end. Where one thread does both in turns,
+those in flight wait for one encoder run at most between two tokens.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def results_in_flight(engine: Engine, utterances: Sequence[Utterance], dropped: 
     """Start one every few steps, and drop some as many steps after that; → their results, None of what was dropped."""
     rows: list[Row] = []
     for utterance in utterances:
-        [row] = engine.start([utterance])
+        [row] = engine.start([utterance], engine.encode([utterance]))
         assert isinstance(row, Row)
         rows.append(row)
         for _ in range(STEPS_BETWEEN):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,6 +132,43 @@ def test_rows_are_tried_once_more_each(
 
     assert [type(result) for result in results] == [RecognitionError, Recognition, RecognitionError]
     assert failing_encoder.runs == 1 + 3
+
+
+def finished(engine: Engine, rows: Sequence[Row | AsrError]) -> list[Recognition | AsrError]:
+    while engine.rows_in_flight:
+        engine.step()
+    return [engine.result(row) if isinstance(row, Row) else row for row in rows]
+
+
+def test_what_is_encoded_ahead_is_encoded_once(
+    failing_engine: Engine, failing_encoder: FailingSession, neighbours: tuple[Utterance, Utterance]
+) -> None:
+    encoded = failing_engine.encode(neighbours)
+    results = finished(failing_engine, failing_engine.start(neighbours, encoded))
+
+    assert failing_encoder.runs == 1
+    for result, utterance in zip(results, neighbours, strict=True):
+        assert isinstance(result, Recognition)
+        assert_same(result, recognized_alone(failing_engine, utterance))
+
+
+def test_what_is_encoded_ahead_beside_the_unfit_is_encoded_again(
+    failing_engine: Engine, failing_encoder: FailingSession, neighbours: tuple[Utterance, Utterance]
+) -> None:
+    unfit = replace(neighbours[1], options=DecodingOptions(language="xx"))
+    utterances = (neighbours[0], unfit)
+    result, error = finished(failing_engine, failing_engine.start(utterances, failing_engine.encode(utterances)))
+
+    assert failing_encoder.runs == 2
+    assert isinstance(error, UnsupportedLanguageError)
+    assert isinstance(result, Recognition)
+    assert_same(result, recognized_alone(failing_engine, neighbours[0]))
+
+
+def test_what_cannot_be_encoded_ahead_says_so(failing_engine: Engine, neighbours: tuple[Utterance, Utterance]) -> None:
+    with pytest.raises(RecognitionError, match="out of memory"):
+        failing_engine.encode([neighbours[0], marked(neighbours[1])])
+    assert failing_engine.rows_in_flight == 0
 
 
 class FlakyDecoder:

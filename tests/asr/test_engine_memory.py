@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from asr.decoding import Row
 from asr.engine import Engine
 from asr.errors import AsrError, OutOfMemoryError, RecognitionError, UnsupportedLanguageError
+from asr.kv_cache import KvCache
+from asr.lane import Encoded, Lane
 from asr.memory import HEADROOM, DeviceMemory, batch_bytes
 from asr.model import Dims
 from asr.session import Session
@@ -82,6 +85,23 @@ def test_a_batch_is_tried_again_in_halves(
     tiny_en: LoadedModel, sentences: Sequence[Utterance], texts: Sequence[str], encoder_rows: int, decoder_rows: int
 ) -> None:
     limited = Limited.to(tiny_en, encoder_rows, decoder_rows)
+
+    assert outcomes(limited.engine.recognize(sentences)) == texts
+    assert limited.encoder.tried == [5, 2, 3]
+
+
+def test_rows_that_have_no_room_in_flight_are_tried_again_in_halves(
+    tiny_en: LoadedModel, sentences: Sequence[Utterance], texts: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = Limited.to(tiny_en)
+    join = Lane.join
+
+    def refuse(lane: Lane[Row], rows: Sequence[Row], encoded: Encoded, cache: KvCache, places: Tensor) -> None:
+        if len(rows) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        join(lane, rows, encoded, cache, places)
+
+    monkeypatch.setattr(Lane, "join", refuse)
 
     assert outcomes(limited.engine.recognize(sentences)) == texts
     assert limited.encoder.tried == [5, 2, 3]

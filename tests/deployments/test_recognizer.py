@@ -71,8 +71,17 @@ def with_recognizer(use: Callable[[Any], Awaitable[Result]]) -> Result:
             return await use(recognizer)
         finally:
             recognizer._batcher.close()
+            _close_door(recognizer)
 
     return asyncio.run(run())
+
+
+def _close_door(recognizer: Any) -> None:
+    """Serve's queue would otherwise make an event loop when it is collected, and leave that open."""
+    queue = recognizer._admit._get_max_batch_size.__self__._queue
+    if queue is not None:
+        queue._handle_batch_task.cancel()
+        queue._handle_batch_task = None
 
 
 def recognize(recognizer: Any, *names: str) -> list[asyncio.Task[Recognition]]:
