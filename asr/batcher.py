@@ -14,16 +14,16 @@ from asr.utterance import Utterance
 
 SHUTTING_DOWN = "the recogniser is shutting down"
 
-REST = 1.0
-"""While the encoder runs, the decoder rests after a step for this many times as long as that took: the rows that join
-meanwhile share the next one."""
+REST = 0.3
+"""While something is encoded, the decoder rests after a step for this many times as long as that took, unless it can be
+started before: rows that join meanwhile share the next one."""
 
 
 class Batcher:
     """Drives the scheduler for as long as there is work, and sleeps while there is none.
 
-    One thread encodes while the other decodes: a long recording in the encoder does not hold up the rows in flight, and
-    what one leaves of the processors the other has.
+    Others encode while one decodes: a long recording in the encoder does not hold up the rows in flight, and what one
+    leaves of the processors the others have.
     """
 
     def __init__(self, model: Model, limits: BatchLimits) -> None:
@@ -32,10 +32,9 @@ class Batcher:
         self._closing = threading.Lock()
         self._closed = False
         self._may_encode, self._may_advance = threading.Event(), threading.Event()
-        self._encoder_rests = threading.Event()
-        self._encoder_rests.set()
-        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._encode, self._advance)]
-        for thread in self._threads:
+        self._encoders = [threading.Thread(target=self._encode, daemon=True) for _ in range(model.encoders)]
+        self._decoder = threading.Thread(target=self._advance, daemon=True)
+        for thread in (*self._encoders, self._decoder):
             thread.start()
 
     def submit(self, utterance: Utterance) -> Future[Recognition]:
@@ -62,18 +61,18 @@ class Batcher:
         """Finish what is in flight and refuse what waits; a result that was to be tried again stands."""
         with self._closing:
             self._closed = True
-        for event, thread in zip((self._may_encode, self._may_advance), self._threads, strict=True):
-            event.set()
-            thread.join()
+        for encoder in self._encoders:
+            self._may_encode.set()  # for each: another may have cleared it
+            encoder.join()
+        self._may_advance.set()
+        self._decoder.join()
 
     def _encode(self) -> None:
         while not self._closed:
             self._may_encode.wait(self._limits.wait_s if self._scheduler.waiting and self._limits.wait_s else None)
             self._may_encode.clear()
-            self._encoder_rests.clear()
             while not self._closed and self._scheduler.encode():
                 self._may_advance.set()
-            self._encoder_rests.set()
 
     def _advance(self) -> None:
         while True:
@@ -82,7 +81,9 @@ class Batcher:
             began = time.monotonic()
             while self._scheduler.advance():
                 self._may_encode.set()  # there may be room now, or something to try again
-                self._encoder_rests.wait(REST * (time.monotonic() - began))
+                if self._scheduler.is_encoding:
+                    self._may_advance.wait(REST * (time.monotonic() - began))
+                    self._may_advance.clear()
                 began = time.monotonic()
             if self._closed:
                 self._scheduler.refuse_waiting(RecognitionError(SHUTTING_DOWN))

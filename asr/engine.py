@@ -28,16 +28,25 @@ an int8 model to choose another word: a row would depend on how far its neighbou
 
 
 class Engine:
-    """One model, ready to recognise. One thread may call `encode` while another calls everything else."""
+    """One model, ready to recognise. `encoders` threads may call `encode` while another calls everything else."""
 
     def __init__(
-        self, dims: Dims, tokenizer: Tokenizer, encoder: Session, decoder: Session, memory: DeviceMemory | None = None
+        self,
+        dims: Dims,
+        tokenizer: Tokenizer,
+        encoder: Session,
+        decoder: Session,
+        memory: DeviceMemory | None = None,
+        encoders: int = 1,
     ) -> None:
-        """memory: of the device, where batches have to be checked against it before they are tried."""
+        """memory: of the device, where batches have to be checked against it before they are tried; encoders: threads
+        that may run the encoder at a time.
+        """
         self.dims = dims
         self.tokenizer = tokenizer
         self._encoder = encoder
-        self._encoding = threading.Lock()
+        self.encoders = encoders
+        self._encoding = threading.BoundedSemaphore(encoders)
         self._memory = memory
         self._decoder = InFlightDecoder(decoder, tokenizer, dims)
 

@@ -18,6 +18,7 @@ from asr.sessions.cuda_graphs import BATCHES, GraphedSession
 from asr.sessions.onnxruntime import OnnxSession
 from asr.sessions.openvino import OpenVinoSession
 from asr.sessions.pytorch import torch_sessions
+from asr.sessions.side_by_side import RUNS, SideBySide
 from asr.sessions.tensorrt import TensorRTSession
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -61,23 +62,29 @@ def engine_of(checkpoint: Checkpoint, artefacts: Artefacts, threads: int, max_ba
     if artefacts.recipe.backend == "tensorrt":
         return _engine(checkpoint, *_tensorrt_sessions(checkpoint, artefacts, max_batch))
     encoder, decoder = (cpu_session(path, artefacts.recipe, threads) for path in (artefacts.encoder, artefacts.decoder))
-    return _engine(checkpoint, encoder, decoder)
+    if threads < RUNS:
+        return _engine(checkpoint, encoder, decoder)
+    beside = cpu_session(artefacts.encoder, artefacts.recipe, threads, runs=RUNS)
+    return _engine(checkpoint, SideBySide(encoder, beside), decoder, encoders=RUNS)
 
 
-def cpu_session(graph: Path, recipe: Recipe, threads: int) -> Session:
+def cpu_session(graph: Path, recipe: Recipe, threads: int, runs: int = 1) -> Session:
     """What runs this graph of this recipe on the CPU.
+
+    runs: at a time, which share the threads.
 
     Raises:
         ArtefactError: the file cannot be used.
     """
     if recipe.backend == "openvino":
-        return OpenVinoSession(graph, threads, torch.float32 if recipe.precision == "fp32" else torch.bfloat16)
-    return OnnxSession(graph, threads)
+        dtype = torch.float32 if recipe.precision == "fp32" else torch.bfloat16
+        return OpenVinoSession(graph, threads, dtype, runs)
+    return OnnxSession(graph, threads // runs)
 
 
-def _engine(checkpoint: Checkpoint, encoder: Session, decoder: Session) -> Engine:
+def _engine(checkpoint: Checkpoint, encoder: Session, decoder: Session, encoders: int = 1) -> Engine:
     memory = DeviceMemory(encoder.device) if encoder.device.type == "cuda" else None
-    return Engine(checkpoint.dims, checkpoint.tokenizer, encoder, decoder, memory)
+    return Engine(checkpoint.dims, checkpoint.tokenizer, encoder, decoder, memory, encoders)
 
 
 def _torch_sessions(checkpoint: Checkpoint, precision: Precision, max_batch: int) -> tuple[Session, Session]:

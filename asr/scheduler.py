@@ -52,7 +52,12 @@ class RowInFlight(Protocol):
 
 
 class Model(Protocol):
-    """What the scheduler drives: `asr.engine.Engine`, or a model of its times."""
+    """What the scheduler drives: `asr.engine.Engine`, or a model of its times.
+
+    encoders: how many threads may call `encode` at a time, while another calls everything else.
+    """
+
+    encoders: int
 
     @property
     def rows_in_flight(self) -> int: ...
@@ -125,13 +130,14 @@ class _Batch:
 
 
 class Scheduler:
-    """The queue and the rows in flight. One thread may call `encode` and another `advance`; any may add jobs."""
+    """The queue and the rows in flight. `Model.encoders` threads may call `encode` and another `advance`; any may
+    add jobs."""
 
     def __init__(self, model: Model, limits: BatchLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
         self._limits = limits
         self._clock = clock
-        self._lock = threading.Lock()  # of what both threads change: the next three
+        self._lock = threading.Lock()  # of what all threads change: the next three
         self._waiting: list[Job] = []
         self._encoding = 0
         self._ready: list[_Batch] = []
@@ -141,6 +147,11 @@ class Scheduler:
     def is_idle(self) -> bool:
         with self._lock:
             return not (self._waiting or self._encoding or self._ready or self._flying)
+
+    @property
+    def is_encoding(self) -> bool:
+        """Whether something will have to be started soon."""
+        return self._encoding > 0
 
     @property
     def waiting(self) -> int:
@@ -164,7 +175,7 @@ class Scheduler:
         with self._lock:
             self._waiting = [job for job in self._waiting if not job.future.cancelled()]
             jobs = self._next_batch()
-            self._encoding = len(jobs)
+            self._encoding += len(jobs)
         if not jobs:
             return False
         began = self._clock()
@@ -172,7 +183,7 @@ class Scheduler:
         with contextlib.suppress(Exception):  # it is tried again when it starts, which finds what is wrong with it
             encoded = self._model.encode([job.utterance for job in jobs])
         with self._lock:
-            self._encoding = 0
+            self._encoding -= len(jobs)
             self._ready.append(_Batch(jobs, began, encoded))
         return True
 
@@ -204,7 +215,7 @@ class Scheduler:
 
     def _next_batch(self) -> list[Job]:
         flying = sum(not job.future.cancelled() for job in list(self._flying.values()))  # `advance` drops the others
-        started = sum(len(batch.jobs) for batch in self._ready) + flying
+        started = self._encoding + sum(len(batch.jobs) for batch in self._ready) + flying
         room = self._limits.rows - started
         if room <= 0 or not self._waiting:
             return []

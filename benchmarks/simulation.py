@@ -102,6 +102,8 @@ class SimulatedRow:
 class SimulatedModel:
     """What `asr.engine.Engine` is to the scheduler, in times alone."""
 
+    encoders = 1
+
     def __init__(self, machine: Machine, clock: Clock) -> None:
         self._machine = machine
         self._clock = clock

@@ -17,7 +17,7 @@ RUN_ERRORS = (Fail, InvalidArgument, RuntimeException)
 
 
 class OnnxSession:
-    """Runs the graph at `path` with `threads` threads."""
+    """Runs the graph at `path` with `threads` threads. Several threads may run it, each of which has so many."""
 
     device = torch.device("cpu")
 

@@ -24,11 +24,11 @@ LOGITS, HIDDEN = "logits", "hidden"
 
 
 class OpenVinoSession:
-    """Runs the graph at `path` with `threads` threads."""
+    """Runs the graph at `path` with `threads` threads, which so many runs at a time share."""
 
     device = torch.device("cpu")
 
-    def __init__(self, path: Path, threads: int, dtype: torch.dtype) -> None:
+    def __init__(self, path: Path, threads: int, dtype: torch.dtype, runs: int = 1) -> None:
         """dtype: float32, or bfloat16, which becomes float32 where the processor has no units for it.
 
         Raises:
@@ -42,9 +42,9 @@ class OpenVinoSession:
             self._input_names = {value.any_name for value in model.inputs}
             self._output_names = [value.any_name for value in model.outputs]
             head = _take_head(library, model) if self.dtype == torch.bfloat16 else None
-            self._parts = [_Part(library, model, self.dtype, threads)]
+            self._parts = [_Part(library, model, self.dtype, threads, runs)]
             if head is not None:
-                self._parts.append(_Part(library, head, torch.float32, threads))
+                self._parts.append(_Part(library, head, torch.float32, threads, runs))
         except RuntimeError as error:
             raise ArtefactError(str(path), f"cannot be loaded ({error})") from error
 
@@ -71,9 +71,10 @@ class OpenVinoSession:
 class _Part:
     """A compiled model, whose float32 inputs and outputs have become `dtype`."""
 
-    def __init__(self, library: OpenVinoLibrary, model: Any, dtype: torch.dtype, threads: int) -> None:
+    def __init__(self, library: OpenVinoLibrary, model: Any, dtype: torch.dtype, threads: int, runs: int) -> None:
         types = library.module.Type
         element_type = types.bf16 if dtype == torch.bfloat16 else types.f32
+        names = {name for value in model.outputs for name in value.names}
         typed = library.module.preprocess.PrePostProcessor(model)
         for place, value in enumerate(model.inputs):
             if value.element_type == types.f32:
@@ -85,10 +86,12 @@ class _Part:
             "INFERENCE_PRECISION_HINT": element_type,
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP_SIZE,
             "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": 1,
+            "NUM_STREAMS": runs,
             "INFERENCE_NUM_THREADS": threads,
             "ENABLE_CPU_PINNING": False,  # others need the cores too
         }
+        if not names.isdisjoint({LOGITS, HIDDEN}):
+            properties["SNIPPETS_MODE"] = "DISABLE"  # attention as one operation suits many queries, not one of a token
         self._compiled = library.core.compile_model(typed.build(), "CPU", properties)
         self._inputs = [value.any_name for value in self._compiled.inputs]
         self._outputs = [value.any_name for value in self._compiled.outputs]

@@ -66,6 +66,8 @@ class FakeModel:
     started: the utterances of each batch; stepped: the names of the rows of each step.
     """
 
+    encoders = 1
+
     def __init__(self, clock: Clock | None = None, outcome: Outcome = its_name) -> None:
         self.clock = clock or Clock()
         self.outcome = outcome

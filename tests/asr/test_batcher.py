@@ -15,7 +15,7 @@ from asr.errors import RecognitionError
 from asr.scheduler import BatchLimits, Job
 from asr.transcript import Recognition
 from asr.utterance import Utterance
-from tests.asr.fake_model import PATIENCE_S, BusyModel, recognition, utterance
+from tests.asr.fake_model import PATIENCE_S, BusyModel, FakeModel, recognition, utterance
 
 
 @pytest.fixture
@@ -87,6 +87,27 @@ def test_a_batcher_sleeps_and_wakes(batcher: Batcher, model: BusyModel) -> None:
 
     assert model.batches == [["first"], ["a"], ["b"], ["c"]]
     assert [name for step in model.stepped for name in step] == ["first", "a", "b", "c"]
+
+
+def test_as_many_are_encoded_at_a_time_as_the_model_can() -> None:
+    """And have a place among the rows from then on."""
+    in_pairs = threading.Barrier(2)
+
+    class PairedModel(FakeModel):
+        encoders = 2
+
+        def encode(self, utterances: Sequence[Utterance]) -> list[str]:
+            in_pairs.wait(PATIENCE_S)
+            return super().encode(utterances)
+
+    model = PairedModel()
+    batcher = Batcher(model, BatchLimits(rows=3))
+    names = [f"{number}" for number in range(20)]
+
+    assert texts([batcher.submit(utterance(name)) for name in names]) == names
+    assert not in_pairs.broken
+    assert max(map(len, model.stepped)) <= 3
+    batcher.close()
 
 
 # --- what goes wrong

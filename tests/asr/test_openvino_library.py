@@ -84,7 +84,7 @@ def test_the_choice_is_what_runs(
     on_a_processor(monkeypatch, *capabilities)
     engine = load_engine(checkpoint, precision="int8", cache_dir=cache)
 
-    assert type(engine._encoder) is session
+    assert type(engine._decoder._session) is session
 
 
 # --- what is missing
