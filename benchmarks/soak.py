@@ -26,8 +26,9 @@ from benchmarks.speech_set import Clip
 
 SETTLING = 300
 """Requests before memory is first read, none of which leaves."""
-CALM_S = 3.0
-"""What is given to the service to finish before its memory is read."""
+CALM_S = 12.0
+"""What is given to the service before its memory is read: by the second check of its health it rests, and gives back
+what it needed under load only."""
 GROWTH = 1.02
 NOISE_BYTES = 4 << 20
 """By which a process may grow whatever its size: 2 % of a small one are a few pages."""
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--disconnect", type=float, default=0.0, help="share of the clients that leave")
     options = parser.parse_intermixed_args(arguments)
     if options.requests <= SETTLING:
-        parser.error(f"--requests is at most {SETTLING}")
+        parser.error(f"--requests has to be more than {SETTLING}")
     clips = clips_of(parser, options)
     try:
         with running_service(options.model, options.settings) as service:

@@ -13,6 +13,7 @@ from ray import serve
 
 from asr.batcher import Batcher
 from asr.build.recipe import Backend, Precision
+from asr.heap import give_back_free_memory
 from asr.loading import load_engine
 from asr.scheduler import BatchLimits, Job
 from asr.transcript import DecodingOptions, Recognition
@@ -98,10 +99,14 @@ class Recognizer:
         return recognition
 
     async def check_health(self) -> None:
-        """Have the model recognise something, unless it just did. Ray restarts a replica where this raises."""
+        """Have the model recognise something, unless it just did. Ray restarts a replica where this raises.
+
+        A replica that rests gives back the memory that it needed under load.
+        """
         if time.monotonic() - self._proven_at > PROVEN_FOR_S:
             silence = np.zeros((self._engine.dims.n_mels, 100), np.float32)
             await self.recognize(Utterance(silence, DecodingOptions(language="en"), fallback=False))
+            await asyncio.to_thread(give_back_free_memory)
 
     async def _submit(self, jobs: list[Job]) -> list[None]:
         self._batcher.submit_jobs(jobs)

@@ -29,6 +29,8 @@ RAY_ENVIRONMENT = {
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     # The controller looks after a handful of replicas; ten times a second is for hundreds.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    # Free memory that each thread has for itself is lost to all others, and threads are many.
+    "MALLOC_ARENA_MAX": "2",
     # They are exported every ten seconds.
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
 }

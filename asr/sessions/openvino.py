@@ -19,6 +19,9 @@ from asr.openvino_library import OpenVinoLibrary, load_openvino
 
 GROUP_SIZE = 128
 """Channels of a token that share a range where they meet weights in int8."""
+KERNELS = 250
+"""Kernels of each kind that are kept, each for a shape, and a third of a megabyte or so. Speech has ever new shapes: a
+service with OpenVINO's 5,000 would grow for days, and is no faster."""
 LOGITS, HIDDEN = "logits", "hidden"
 """What stays in float32: at 20, one step of bfloat16 is an eighth; and what an int8 product makes logits of."""
 
@@ -88,6 +91,7 @@ class _Part:
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": runs,
             "INFERENCE_NUM_THREADS": threads,
+            "CPU_RUNTIME_CACHE_CAPACITY": KERNELS,
             "ENABLE_CPU_PINNING": False,  # others need the cores too
         }
         if not names.isdisjoint({LOGITS, HIDDEN}):

@@ -241,6 +241,20 @@ def test_a_model_that_has_long_been_idle_is_asked_once(engine: FakeEngine) -> No
     assert silence.options == DecodingOptions(language="en")
 
 
+def test_a_model_that_rests_gives_memory_back(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[float] = []
+    monkeypatch.setattr("deployments.recognizer.give_back_free_memory", lambda: given_back.append(1))
+
+    async def use(recognizer: Any) -> None:
+        await recognizer.check_health()
+        assert not given_back
+        recognizer._proven_at = -math.inf
+        await recognizer.check_health()
+
+    with_recognizer(use)
+    assert len(given_back) == 1
+
+
 def test_what_ails_the_model_is_raised(engine: FakeEngine) -> None:
     """Each time, and calls that failed prove nothing."""
     engine.outcome = lambda utterance: RecognitionError("ill")
