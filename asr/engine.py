@@ -22,9 +22,10 @@ from asr.transcript import Recognition
 from asr.utterance import Utterance
 from asr.window import FRAMES_PER_POSITION
 
-POSITIONS_MULTIPLE = 4
-"""Batches are padded to this. ONNX Runtime sums a remainder in another order, and the last bit of a sum is enough for
-an int8 model to choose another word: a row would depend on how far its neighbours make it be padded."""
+POSITIONS_MULTIPLE = 20
+"""Batches are padded to this, of which 1500 is a multiple: OpenVINO, which makes kernels for every shape that it meets,
+soon has met all 75. And of 4, for ONNX Runtime, which sums a remainder in another order: the last bit of a sum is
+enough for an int8 model to choose another word, and a row would depend on how far its neighbours make it be padded."""
 
 
 class Engine:

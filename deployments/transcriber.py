@@ -16,6 +16,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fi
 from asr.audio import decode_audio
 from asr.errors import InputError, UnsupportedLanguageError
 from asr.features import SAMPLE_RATE
+from asr.heap import give_back_free_memory
 from asr.segments import Segment, Segmenter
 from asr.transcribe import transcribe_segments
 from asr.transcript import DecodingOptions, Recognition, Transcript
@@ -66,6 +67,10 @@ class Transcriber:
     async def check_model(self) -> None:
         """Raises what the model path raises."""
         await result_of(self._recognizer.check_health.remote())
+
+    async def check_health(self) -> None:
+        """Ray calls it every few seconds: the time to give back the memory of recordings."""
+        await asyncio.to_thread(give_back_free_memory)
 
     def _prepare(self, content: bytes) -> tuple[list[Segment], float]:
         waveform = decode_audio(content)

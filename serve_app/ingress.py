@@ -10,6 +10,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from asr.errors import InputError
+from asr.heap import give_back_free_memory
 from asr.transcript import DecodingOptions, Transcript
 from deployments.calls import result_of
 from serve_app.api import create_api
@@ -17,7 +18,7 @@ from serve_app.api import create_api
 HEALTH_TIMEOUT_S = 10.0
 
 
-@serve.deployment(max_ongoing_requests=256, ray_actor_options={"num_cpus": 0})
+@serve.deployment(max_ongoing_requests=256, health_check_period_s=5, ray_actor_options={"num_cpus": 0})
 @serve.ingress()
 class Ingress:
     """Serves the API of `serve_app.api` over a handle to the Transcriber."""
@@ -39,6 +40,10 @@ class Ingress:
         if isinstance(result, InputError):
             raise result
         return result
+
+    async def check_health(self) -> None:
+        """Ray calls it every few seconds: the time to give back the memory of uploads."""
+        await asyncio.to_thread(give_back_free_memory)
 
     async def check_model(self) -> None:
         """Raises if the whole way to the model and back does not work."""

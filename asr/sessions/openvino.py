@@ -19,7 +19,7 @@ from asr.openvino_library import OpenVinoLibrary, load_openvino
 
 GROUP_SIZE = 128
 """Channels of a token that share a range where they meet weights in int8."""
-KERNELS = 250
+KERNELS = 120
 """Kernels of each kind that are kept, each for a shape, and a third of a megabyte or so. Speech has ever new shapes: a
 service with OpenVINO's 5,000 would grow for days, and is no faster."""
 LOGITS, HIDDEN = "logits", "hidden"
