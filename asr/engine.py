@@ -76,7 +76,7 @@ class Engine:
             RecognitionError: the graph failed; `start` finds out on which utterance.
         """
         if self._memory is not None:
-            positions = max(utterance.window.positions for utterance in utterances)
+            positions = padded_positions(utterances)
             self._memory.admit(batch_bytes(self.dims, self._encoder.dtype, rows=len(utterances), positions=positions))
         with self._encoding:
             return encode(self._encoder, utterances)
@@ -178,11 +178,16 @@ def encode(session: Session, utterances: Sequence[Utterance]) -> Encoded:
     return Encoded(session.run(inputs), inputs["attention_bias"])
 
 
+def padded_positions(utterances: Sequence[Utterance]) -> int:
+    """Encoder positions of every row of a batch."""
+    longest = max(utterance.window.positions for utterance in utterances)
+    return -(-longest // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
+
+
 def encoder_inputs(utterances: Sequence[Utterance]) -> dict[str, Tensor]:
     """What the encoder graph is given for a batch, float32 and int64 on the CPU, named as `asr.model` says."""
     windows = [utterance.window for utterance in utterances]
-    longest = max(window.positions for window in windows)
-    positions = -(-longest // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
+    positions = padded_positions(utterances)
     frames = positions * FRAMES_PER_POSITION
     position_ids = np.zeros((len(windows), positions), np.int64)
     bias = np.full((len(windows), positions), MASKED, np.float32)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from asr.checkpoint.vocabulary import published_vocabulary
-from asr.engine import Engine, encode
+from asr.engine import Engine, encode, padded_positions
 from asr.errors import OutOfMemoryError
 from asr.features import FRAMES_PER_SECOND
 from asr.kv_cache import BLOCK, KvCache
@@ -59,8 +59,7 @@ def noise(seconds: Sequence[float], prompt: str = "") -> list[Utterance]:
 
 
 def estimate(dims: Dims, dtype: torch.dtype, utterances: Sequence[Utterance]) -> int:
-    positions = max(utterance.window.positions for utterance in utterances)
-    return batch_bytes(dims, dtype, rows=len(utterances), positions=positions)
+    return batch_bytes(dims, dtype, rows=len(utterances), positions=padded_positions(utterances))
 
 
 # --- what a whole batch takes
