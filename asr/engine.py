@@ -22,10 +22,9 @@ from asr.transcript import Recognition
 from asr.utterance import Utterance
 from asr.window import FRAMES_PER_POSITION
 
-POSITIONS_MULTIPLE = 20
-"""Batches are padded to this, of which 1500 is a multiple: OpenVINO, which makes kernels for every shape that it meets,
-soon has met all 75. And of 4, for ONNX Runtime, which sums a remainder in another order: the last bit of a sum is
-enough for an int8 model to choose another word, and a row would depend on how far its neighbours make it be padded."""
+POSITIONS_MULTIPLE = 4
+"""Batches are padded to this. ONNX Runtime sums a remainder in another order, and the last bit of a sum is enough for
+an int8 model to choose another word: a row would depend on how far its neighbours make it be padded."""
 
 
 class Engine:
@@ -38,16 +37,19 @@ class Engine:
         encoder: Session,
         decoder: Session,
         memory: DeviceMemory | None = None,
+        *,
         encoders: int = 1,
+        positions_multiple: int = POSITIONS_MULTIPLE,
     ) -> None:
         """memory: of the device, where batches have to be checked against it before they are tried; encoders: threads
-        that may run the encoder at a time.
+        that may run the encoder at a time; positions_multiple: what the encoder's batches are padded to.
         """
         self.dims = dims
         self.tokenizer = tokenizer
         self._encoder = encoder
         self.encoders = encoders
         self._encoding = threading.BoundedSemaphore(encoders)
+        self._positions_multiple = positions_multiple
         self._memory = memory
         self._decoder = InFlightDecoder(decoder, tokenizer, dims)
 
@@ -76,10 +78,10 @@ class Engine:
             RecognitionError: the graph failed; `start` finds out on which utterance.
         """
         if self._memory is not None:
-            positions = padded_positions(utterances)
+            positions = padded_positions(utterances, self._positions_multiple)
             self._memory.admit(batch_bytes(self.dims, self._encoder.dtype, rows=len(utterances), positions=positions))
         with self._encoding:
-            return encode(self._encoder, utterances)
+            return encode(self._encoder, utterances, self._positions_multiple)
 
     def start(self, utterances: Sequence[Utterance], encoded: Encoded | None = None) -> list[Row | AsrError]:
         """Have a batch decoded from now on, beside the rows that are in flight already.
@@ -164,8 +166,8 @@ class Engine:
         return self._decoder.join(encoded, options, languages, [utterance.duration_s for utterance in utterances])
 
 
-def encode(session: Session, utterances: Sequence[Utterance]) -> Encoded:
-    """Run the encoder over the windows of a batch, padded to the longest.
+def encode(session: Session, utterances: Sequence[Utterance], multiple: int = POSITIONS_MULTIPLE) -> Encoded:
+    """Run the encoder over the windows of a batch, padded to the longest and to a multiple of so many positions.
 
     Raises:
         RecognitionError: the graph failed.
@@ -173,21 +175,21 @@ def encode(session: Session, utterances: Sequence[Utterance]) -> Encoded:
     device, dtype = session.device, session.dtype
     inputs = {
         name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in encoder_inputs(utterances).items()
+        for name, tensor in encoder_inputs(utterances, multiple).items()
     }
     return Encoded(session.run(inputs), inputs["attention_bias"])
 
 
-def padded_positions(utterances: Sequence[Utterance]) -> int:
+def padded_positions(utterances: Sequence[Utterance], multiple: int = POSITIONS_MULTIPLE) -> int:
     """Encoder positions of every row of a batch."""
     longest = max(utterance.window.positions for utterance in utterances)
-    return -(-longest // POSITIONS_MULTIPLE) * POSITIONS_MULTIPLE
+    return -(-longest // multiple) * multiple
 
 
-def encoder_inputs(utterances: Sequence[Utterance]) -> dict[str, Tensor]:
+def encoder_inputs(utterances: Sequence[Utterance], multiple: int = POSITIONS_MULTIPLE) -> dict[str, Tensor]:
     """What the encoder graph is given for a batch, float32 and int64 on the CPU, named as `asr.model` says."""
     windows = [utterance.window for utterance in utterances]
-    positions = padded_positions(utterances)
+    positions = padded_positions(utterances, multiple)
     frames = positions * FRAMES_PER_POSITION
     position_ids = np.zeros((len(windows), positions), np.int64)
     bias = np.full((len(windows), positions), MASKED, np.float32)

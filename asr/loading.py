@@ -9,14 +9,14 @@ import torch
 from asr.build.artefacts import Artefacts, ensure_artefacts
 from asr.build.recipe import Backend, Precision, Recipe, check_precision
 from asr.checkpoint import Checkpoint, load_checkpoint
-from asr.engine import Engine
+from asr.engine import POSITIONS_MULTIPLE, Engine
 from asr.memory import DeviceMemory
 from asr.openvino_library import cpu_backend, load_openvino
 from asr.processors import usable_cpus
 from asr.session import Session
+from asr.sessions import openvino
 from asr.sessions.cuda_graphs import BATCHES, GraphedSession
 from asr.sessions.onnxruntime import OnnxSession
-from asr.sessions.openvino import OpenVinoSession
 from asr.sessions.pytorch import torch_sessions
 from asr.sessions.side_by_side import RUNS, SideBySide
 from asr.sessions.tensorrt import TensorRTSession
@@ -61,11 +61,14 @@ def engine_of(checkpoint: Checkpoint, artefacts: Artefacts, threads: int, max_ba
     """
     if artefacts.recipe.backend == "tensorrt":
         return _engine(checkpoint, *_tensorrt_sessions(checkpoint, artefacts, max_batch))
-    encoder, decoder = (cpu_session(path, artefacts.recipe, threads) for path in (artefacts.encoder, artefacts.decoder))
-    if threads < RUNS:
-        return _engine(checkpoint, encoder, decoder)
-    beside = cpu_session(artefacts.encoder, artefacts.recipe, threads, runs=RUNS)
-    return _engine(checkpoint, SideBySide(encoder, beside), decoder, encoders=RUNS)
+    recipe = artefacts.recipe
+    encoder, decoder = (cpu_session(path, recipe, threads) for path in (artefacts.encoder, artefacts.decoder))
+    runs = min(RUNS, threads)
+    if runs > 1:
+        encoder = SideBySide(encoder, cpu_session(artefacts.encoder, recipe, threads, runs))
+    multiple = openvino.POSITIONS_MULTIPLE if recipe.backend == "openvino" else POSITIONS_MULTIPLE
+    dims, tokenizer = checkpoint.dims, checkpoint.tokenizer
+    return Engine(dims, tokenizer, encoder, decoder, encoders=runs, positions_multiple=multiple)
 
 
 def cpu_session(graph: Path, recipe: Recipe, threads: int, runs: int = 1) -> Session:
@@ -78,13 +81,13 @@ def cpu_session(graph: Path, recipe: Recipe, threads: int, runs: int = 1) -> Ses
     """
     if recipe.backend == "openvino":
         dtype = torch.float32 if recipe.precision == "fp32" else torch.bfloat16
-        return OpenVinoSession(graph, threads, dtype, runs)
+        return openvino.OpenVinoSession(graph, threads, dtype, runs)
     return OnnxSession(graph, threads // runs)
 
 
-def _engine(checkpoint: Checkpoint, encoder: Session, decoder: Session, encoders: int = 1) -> Engine:
+def _engine(checkpoint: Checkpoint, encoder: Session, decoder: Session) -> Engine:
     memory = DeviceMemory(encoder.device) if encoder.device.type == "cuda" else None
-    return Engine(checkpoint.dims, checkpoint.tokenizer, encoder, decoder, memory, encoders)
+    return Engine(checkpoint.dims, checkpoint.tokenizer, encoder, decoder, memory)
 
 
 def _torch_sessions(checkpoint: Checkpoint, precision: Precision, max_batch: int) -> tuple[Session, Session]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Session(Protocol):
-    """A graph that is ready to run. Not thread-safe: one thread runs it at a time."""
+    """A graph that is ready to run, by one thread at a time unless the implementation says otherwise."""
 
     @property
     def device(self) -> torch.device:

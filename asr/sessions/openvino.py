@@ -19,6 +19,9 @@ from asr.openvino_library import OpenVinoLibrary, load_openvino
 
 GROUP_SIZE = 128
 """Channels of a token that share a range where they meet weights in int8."""
+POSITIONS_MULTIPLE = 20
+"""Encoder positions that batches are best padded to: kernels are made for every shape that is met, and soon it has met
+all 75. The window, 1500, has to be a multiple."""
 KERNELS = 120
 """Kernels of each kind that are kept, each for a shape, and a third of a megabyte or so. Speech has ever new shapes: a
 service with OpenVINO's 5,000 would grow for days, and is no faster."""
@@ -130,11 +133,6 @@ def _take_head(library: OpenVinoLibrary, model: Any) -> Any | None:
             product.input(0).replace_source_output(parameter.output(0))
             return module.Model([result], [parameter])
     return None
-
-
-def _is_dequantized(weight: Any) -> bool:
-    """Whether it is int8 in the file: OpenVINO reads DequantizeLinear as a product by the scales."""
-    return bool(weight.get_type_name() == "Multiply")
 
 
 def _as_torch(value: Any) -> Tensor:
