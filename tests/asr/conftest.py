@@ -25,18 +25,20 @@ from asr.loading import load_engine
 from asr.model import Dims, build_modules
 from asr.sessions.pytorch import TorchSession, torch_sessions
 from asr.tensorrt_library import TensorRTLibrary, load_tensorrt
+from asr.tokenizer import Tokenizer
 from asr.utterance import Utterance
 from tests.asr import artefact_caches, tensorrt_sessions
 from tests.asr.artefact_caches import FP32, INT8
 from tests.asr.excerpts import ENGLISH, Features, Recording
+from tests.asr.flight import Flight, Fly
 from tests.asr.graphed_steps import STEP_DIMS, Graphed, torch_session
 from tests.asr.network_runs import Sessions, built_sessions
 from tests.asr.reference import LoadedModel, random_weights
+from tests.asr.scripted_decoder import DIMS as SCRIPTED_DIMS
+from tests.asr.scripted_decoder import ScriptedSession, Words, tokenizer_of
 from tests.asr.sound_files import SAID_S
 from tests.asr.tensorrt_stand_ins import Machine, decoder_graph
 from tests.asr.writers import write_openai
-
-pytest.register_assert_rewrite("tests.asr.decoded_rows", "tests.asr.recognition")  # so that they say what differs
 
 SMALL_DIMS = {
     "tiny.en-like": Dims(80, 20, 16, 2, 2, 51_864, 12, 16, 2, 2),
@@ -185,6 +187,24 @@ def int8_cache(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory)
 def cache(built_cache: Path, tmp_path: Path) -> Path:
     """A cache of one's own that has the graphs in fp32."""
     return shutil.copytree(built_cache, tmp_path / "cache")
+
+
+# --- decoders that say what a script has them say
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return tokenizer_of(SCRIPTED_DIMS)
+
+
+@pytest.fixture(scope="session")
+def say(tokenizer: Tokenizer) -> Words:
+    return Words(tokenizer)
+
+
+@pytest.fixture
+def fly(tokenizer: Tokenizer) -> Fly:
+    return lambda *scripts: Flight(tokenizer, ScriptedSession(SCRIPTED_DIMS.n_vocab, *scripts))
 
 
 # --- speech, and an engine that hears it

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from asr.checkpoint.vocabulary import published_vocabulary
 from asr.in_flight import InFlightDecoder
 from asr.lane import Encoded
 from asr.model import Dims
@@ -21,6 +22,12 @@ DIMS = Dims(80, 1500, 1, 1, 1, 51_865, 448, 1, 1, 1)
 
 Script: TypeAlias = Mapping[int, Mapping[int, float]]
 """What a row's model hears: token that was read → probability of each token after it."""
+
+
+def tokenizer_of(dims: Dims) -> Tokenizer:
+    vocabulary = published_vocabulary(dims.n_vocab)
+    assert vocabulary is not None, "openai-whisper, which has the vocabularies, is not installed"
+    return Tokenizer(vocabulary, dims.n_vocab)
 
 
 class ScriptedSession:

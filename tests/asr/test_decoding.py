@@ -7,33 +7,15 @@ import math
 
 import pytest
 
-from asr.checkpoint.vocabulary import published_vocabulary
 from asr.decoding import compression_ratio
 from asr.errors import RecognitionError
 from asr.in_flight import InFlightDecoder
-from asr.model import Dims
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions
 from tests.asr.decoded_rows import decoded
-from tests.asr.scripted_decoder import DIMS, ScriptedSession, Words, decode, encoded
+from tests.asr.scripted_decoder import DIMS, ScriptedSession, Words, decode, encoded, tokenizer_of
 
 ENGLISH_DIMS = dataclasses.replace(DIMS, n_vocab=51_864)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return tokenizer_of(DIMS)
-
-
-def tokenizer_of(dims: Dims) -> Tokenizer:
-    vocabulary = published_vocabulary(dims.n_vocab)
-    assert vocabulary is not None
-    return Tokenizer(vocabulary, dims.n_vocab)
-
-
-@pytest.fixture(scope="module")
-def say(tokenizer: Tokenizer) -> Words:
-    return Words(tokenizer)
 
 
 # --- what is said
