@@ -26,6 +26,7 @@ from asr.model import Dims, build_modules
 from asr.sessions.pytorch import TorchSession, torch_sessions
 from asr.tensorrt_library import TensorRTLibrary, load_tensorrt
 from asr.tokenizer import Tokenizer
+from asr.transcript import DecodingOptions
 from asr.utterance import Utterance
 from tests.asr import artefact_caches, tensorrt_sessions
 from tests.asr.artefact_caches import FP32, INT8
@@ -236,3 +237,17 @@ def said(speech: NDArray[np.float32]) -> NDArray[np.float32]:
     excerpt = speech[round(13.4 * SAMPLE_RATE) :][: round(SAID_S * SAMPLE_RATE)]
     scaled: NDArray[np.float32] = excerpt / np.abs(excerpt).max() / 2
     return scaled
+
+
+@pytest.fixture(scope="module")
+def crowd(recording: Recording) -> list[Utterance]:
+    """Seven lengths, from 0.4 s to 25 s, of several languages, tasks and prompts; one in a full window."""
+    return [
+        Utterance(recording.cut(1.1, 1.5), DecodingOptions()),
+        Utterance(recording.cut(0.5, 4.7), DecodingOptions()),
+        Utterance(recording.cut(2.0, 27.0), DecodingOptions(language="en", prompt="It was the best of times,")),
+        Utterance(recording.cut(8.6, 13.1), DecodingOptions(language="de")),
+        Utterance(recording.cut(13.2, 20.6), DecodingOptions(language="fr", task="translate")),
+        Utterance(recording.cut(10.5, 13.1), DecodingOptions(prompt="It was the epoch of belief,"), full_window=True),
+        Utterance(recording.cut(26.0, 28.8), DecodingOptions(language="en", temperature=0.4)),
+    ]

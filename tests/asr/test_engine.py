@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from asr.decoding import Row
 from asr.engine import Engine
 from asr.transcript import DecodingOptions, Recognition
 from asr.utterance import Utterance
 from tests.asr.decoded_rows import assert_nothing_left
 from tests.asr.excerpts import ENGLISH, Recording
-from tests.asr.recognition import assert_same, recognized, recognized_alone
+from tests.asr.recognition import assert_same, recognized, recognized_alone, results_in_flight
 
 # --- what is heard
 
@@ -90,20 +89,6 @@ def test_warm_up_works(engine: Engine) -> None:
 
 
 @pytest.fixture(scope="module")
-def crowd(recording: Recording) -> list[Utterance]:
-    """Seven lengths, from 0.4 s to 25 s, of several languages, tasks and prompts; one in a full window."""
-    return [
-        Utterance(recording.cut(1.1, 1.5), DecodingOptions()),
-        Utterance(recording.cut(0.5, 4.7), DecodingOptions()),
-        Utterance(recording.cut(2.0, 27.0), DecodingOptions(language="en", prompt="It was the best of times,")),
-        Utterance(recording.cut(8.6, 13.1), DecodingOptions(language="de")),
-        Utterance(recording.cut(13.2, 20.6), DecodingOptions(language="fr", task="translate")),
-        Utterance(recording.cut(10.5, 13.1), DecodingOptions(prompt="It was the epoch of belief,"), full_window=True),
-        Utterance(recording.cut(26.0, 28.8), DecodingOptions(language="en", temperature=0.4)),
-    ]
-
-
-@pytest.fixture(scope="module")
 def alone(engine: Engine, crowd: Sequence[Utterance]) -> list[Recognition]:
     return [recognized_alone(engine, utterance) for utterance in crowd]
 
@@ -132,26 +117,6 @@ def test_the_crowd_says_different_things(alone: Sequence[Recognition]) -> None:
 
 
 # --- rows that come and go
-
-
-STEPS_BETWEEN = 3
-
-
-def results_in_flight(engine: Engine, utterances: Sequence[Utterance], dropped: Collection[int] = ()) -> list[object]:
-    """Start one every few steps, and drop some as many steps after that; → their results, None of what was dropped."""
-    rows: list[Row] = []
-    for utterance in utterances:
-        [row] = engine.start([utterance], engine.encode([utterance]))
-        assert isinstance(row, Row)
-        rows.append(row)
-        for _ in range(STEPS_BETWEEN):
-            engine.step()
-        if len(rows) - 1 in dropped:
-            assert not row.ended
-            engine.drop(row)
-    while engine.rows_in_flight:
-        engine.step()
-    return [engine.result(row) if place not in dropped else None for place, row in enumerate(rows)]
 
 
 @pytest.mark.parametrize("seed", range(4))
