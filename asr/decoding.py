@@ -27,8 +27,9 @@ MIN_TOKEN_BOUND = 20
 class Row:
     """One utterance on its way through the decoder.
 
-    prefix: what the decoder reads first; sot_index: place in it of the start of the transcript; bound: tokens that it
-    may say at most; beside: rows that it was decoded together with, itself included, summed over its steps.
+    language: "" until it is heard; prefix: what the decoder reads first, as far as that is known; sot_index: place in
+    it of the start of the transcript; bound: tokens that it may say at most; read: tokens of the prefix that were
+    read; beside: rows that it was decoded together with, itself included, summed over its steps.
     """
 
     options: DecodingOptions
@@ -36,6 +37,7 @@ class Row:
     prefix: list[int]
     sot_index: int
     bound: int
+    read: int = 0
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
     tokens: list[int] = field(default_factory=list)
     sum_logprob: float = 0.0
@@ -44,6 +46,11 @@ class Row:
     error: AsrError | None = None
     steps: int = 0
     beside: int = 0
+
+    @property
+    def next_token(self) -> int:
+        """What the decoder reads next."""
+        return self.prefix[self.read] if self.read < len(self.prefix) else self.tokens[-1]
 
     @property
     def ended(self) -> bool:
@@ -60,41 +67,48 @@ class DecodingRules:
         self._not_first = torch.tensor(tokenizer.suppressed_at_start, device=device)
 
     def row(self, options: DecodingOptions, language: str, seconds: float) -> Row:
-        """A row that has said nothing yet. seconds: of audio, which bound its tokens."""
+        """A row that has said nothing yet. language: "" where the row is to hear it; seconds: of audio, which bound
+        its tokens.
+        """
         tokenizer = self._tokenizer
+        if not tokenizer.is_multilingual:
+            language = "en"
         longest = self._dims.n_text_ctx // 2
         previous: list[int] = []
         if options.prompt.strip():
             previous = [tokenizer.sot_prev, *tokenizer.encode(" " + options.prompt.strip())[1 - longest :]]
-        prefix = [*previous, tokenizer.sot, *tokenizer.task_tokens(language, options.task)]
-        bound = min(MIN_TOKEN_BOUND + int(seconds * MAX_TOKENS_PER_S), longest, self._dims.n_text_ctx - len(prefix))
+        told = tokenizer.task_tokens(language or "en", options.task)
+        prefix = [*previous, tokenizer.sot, *(told if language else ())]
+        room = self._dims.n_text_ctx - len(previous) - 1 - len(told)
+        bound = min(MIN_TOKEN_BOUND + int(seconds * MAX_TOKENS_PER_S), longest, room)
         return Row(options, language, prefix, sot_index=len(previous), bound=bound)
 
-    def choose_first(self, after_start: Tensor, after_prefix: Tensor, rows: Sequence[Row]) -> None:
-        """Give each row its first token. Both (rows, vocab) float32, logits after the start of the transcript and
-        after the prefix; changes the latter.
-        """
-        no_speech = torch.softmax(after_start, dim=-1)[:, self._tokenizer.no_speech].tolist()
-        for row, probability in zip(rows, no_speech, strict=True):
-            row.no_speech_prob = probability
-        after_prefix[:, self._not_first] = -torch.inf
-        self.choose(after_prefix, rows)
+    def likeliest_language(self, after_start: Tensor) -> str:
+        """Of logits after the start of a transcript, (vocab,)."""
+        candidates = self._tokenizer.language_tokens
+        return self._tokenizer.languages[int(after_start[candidates.start : candidates.stop].argmax())]
 
     def choose(self, logits: Tensor, rows: Sequence[Row]) -> None:
-        """Give each row its next token, or its end, or an error where the logits are not numbers. Changes logits,
-        (rows, vocab) float32.
+        """Give each row its next token, or its end, or an error where the logits are not numbers; rows that have yet to
+        read some of their prefix have what they wanted to know of it. Changes logits, (rows, vocab) float32.
         """
+        for row, after in zip(rows, logits, strict=True):
+            if row.read < len(row.prefix):
+                self._listen(row, after)
         logits[:, self._suppressed] = -torch.inf
         logprobs = torch.log_softmax(logits, dim=-1)
         chosen = likeliest(logprobs)
         sound = logprobs.gather(1, chosen[:, None])[:, 0].isfinite().tolist()
+        speaks = [row.read == len(row.prefix) for row in rows]
         for index, row in enumerate(rows):
-            if row.options.temperature > 0 and sound[index]:
+            if row.options.temperature > 0 and sound[index] and speaks[index]:
                 probabilities = torch.softmax(logits[index] / row.options.temperature, dim=-1).cpu()
                 chosen[index] = torch.multinomial(probabilities, 1, generator=row.generator)[0]
         said = logprobs.gather(1, chosen[:, None])[:, 0].tolist()
-        for row, token, logprob, is_sound in zip(rows, chosen.tolist(), said, sound, strict=True):
-            if not is_sound:
+        for index, (row, token, logprob) in enumerate(zip(rows, chosen.tolist(), said, strict=True)):
+            if not speaks[index]:
+                continue
+            if not sound[index]:
                 row.error = RecognitionError("the model's output is not a number")
                 continue
             row.sum_logprob += logprob
@@ -102,6 +116,17 @@ class DecodingRules:
                 row.complete = True
             else:
                 row.tokens.append(token)
+
+    def _listen(self, row: Row, logits: Tensor) -> None:
+        """Read a token of the prefix. logits: (vocab,) after it; where a row will speak, they are changed."""
+        if row.read == row.sot_index:
+            row.no_speech_prob = float(torch.softmax(logits, dim=-1)[self._tokenizer.no_speech])
+            if not row.language:
+                row.language = self.likeliest_language(logits)
+                row.prefix += self._tokenizer.task_tokens(row.language, row.options.task)
+        row.read += 1
+        if row.read == len(row.prefix):
+            logits[self._not_first] = -torch.inf
 
     def recognition(self, row: Row) -> Recognition:
         """What an ended row has said."""

@@ -160,9 +160,7 @@ class Engine:
 
     def _start_batch(self, utterances: Sequence[Utterance], encoded: Encoded) -> list[Row]:
         options = [utterance.options for utterance in utterances]
-        given = [option.language or "" for option in options]
-        found = given if all(given) else self._decoder.detect_languages(encoded)
-        languages = [asked or heard for asked, heard in zip(given, found, strict=True)]
+        languages = [option.language or "" for option in options]
         return self._decoder.join(encoded, options, languages, [utterance.duration_s for utterance in utterances])
 
 

@@ -64,28 +64,28 @@ class InFlightDecoder:
         if not self._tokenizer.is_multilingual:
             return ["en"] * rows
         tokens = torch.full((rows, 1), self._tokenizer.sot, device=self._session.device)
-        logits, _ = self._read(self._empty_cache(rows), encoded, tokens, torch.zeros_like(tokens))
-        language_tokens = self._tokenizer.language_tokens
-        best = logits[:, 0, language_tokens.start : language_tokens.stop].argmax(-1)
-        return [self._tokenizer.languages[index] for index in best.tolist()]
+        logits, _ = self._read(self._empty_cache(rows), encoded, tokens)
+        return [self._rules.likeliest_language(after_start) for after_start in logits]
 
     def join(
         self, encoded: Encoded, options: Sequence[DecodingOptions], languages: Sequence[str], seconds: Sequence[float]
     ) -> list[Row]:
-        """Read the rows' prefixes, give them their first token, and have those that go on decoded from now on.
+        """Have rows decoded from now on. Their prompts are read at once, and the rest of their prefixes in the steps
+        that they share with all others.
 
-        seconds: of audio in each row, which bound its tokens.
+        languages: ISO 639-1 codes, or "" where a row is to hear what is spoken; seconds: of audio in each row, which
+        bound its tokens.
 
         Raises:
             RecognitionError: the graph failed; none has joined.
             torch.OutOfMemoryError: the device has no room for them; none has joined.
         """
+        if any(option.prompt and not language for option, language in zip(options, languages, strict=True)):
+            heard = self.detect_languages(encoded)  # beforehand: the prompt would have its say
+            languages = [given or found for given, found in zip(languages, heard, strict=True)]
         rows = [self._rules.row(*row) for row in zip(options, languages, seconds, strict=True)]
-        cache = self._prefill(encoded, rows)
-        going = [index for index, row in enumerate(rows) if not row.ended]
-        if going:
-            places = torch.tensor(going, device=self._session.device)
-            self._lane_for(encoded).join([rows[index] for index in going], encoded, cache, places)
+        cache = self._read_prompts(encoded, rows)
+        self._lane_for(encoded).join(rows, encoded, cache)
         return rows
 
     def step(self) -> list[Row]:
@@ -108,40 +108,40 @@ class InFlightDecoder:
     def _empty_cache(self, rows: int) -> KvCache:
         return KvCache(self._dims, rows, self._session.device, self._session.dtype)
 
-    def _prefill(self, encoded: Encoded, rows: Sequence[Row]) -> KvCache:
-        """Read the rows' prefixes and give them their first token; → the keys and values of what was read."""
+    def _read_prompts(self, encoded: Encoded, rows: Sequence[Row]) -> KvCache:
+        """Read what comes before the start of the transcript; → the keys and values of it."""
         device = self._session.device
-        counts = torch.tensor([len(row.prefix) for row in rows])
-        tokens = torch.full((len(rows), int(counts.max())), self._tokenizer.eot)
-        for index, row in enumerate(rows):
-            tokens[index, : len(row.prefix)] = torch.tensor(row.prefix)
-        wanted = torch.stack((torch.tensor([row.sot_index for row in rows]), counts - 1), dim=1)
         cache = self._empty_cache(len(rows))
-        logits, new_kv = self._read(cache, encoded, tokens.to(device), wanted.to(device))
-        cache.append(new_kv, counts.to(device))
-        self._rules.choose_first(logits[:, 0], logits[:, 1], rows)
+        counts = torch.tensor([row.sot_index for row in rows])
+        if counts.any():
+            tokens = torch.full((len(rows), int(counts.max())), self._tokenizer.eot)
+            for index, row in enumerate(rows):
+                tokens[index, : row.sot_index] = torch.tensor(row.prefix[: row.sot_index])
+                row.read = row.sot_index
+            _, new_kv = self._read(cache, encoded, tokens.to(device))
+            cache.append(new_kv, counts.to(device))
         return cache
 
-    def _read(self, cache: KvCache, encoded: Encoded, tokens: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the first tokens of a batch; → logits (rows, wanted, vocab) float32 and new_kv."""
+    def _read(self, cache: KvCache, encoded: Encoded, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the first tokens of a batch; → logits (rows, vocab) float32, after the first of all, and new_kv."""
         outputs = self._session.run(
             {
                 "tokens": tokens,
                 "past_lengths": cache.lengths,
-                "logit_positions": wanted,
+                "logit_positions": torch.zeros_like(tokens[:, :1]),
                 "cross_bias": encoded.bias,
                 **cache.tensors(),
                 **encoded.cross,
             }
         )
-        return outputs["logits"].float(), outputs["new_kv"]
+        return outputs["logits"][:, 0].float(), outputs["new_kv"]
 
     def _step(self, lane: Lane[Row]) -> list[Row]:
         rows = list(lane.rows)
         for row in rows:
             row.steps += 1
             row.beside += len(rows)
-        tokens = torch.tensor([[row.tokens[-1]] for row in rows], device=self._session.device)
+        tokens = torch.tensor([[row.next_token] for row in rows], device=self._session.device)
         outputs = None
         with contextlib.suppress(RecognitionError):  # whose traceback would hold what the step had made so far
             outputs = self._run(lane, tokens, slice(None))

@@ -53,11 +53,11 @@ class KvCache:
         self._slots.tensor[:, :, rows, :, positions] = new_kv.permute(2, 4, 0, 1, 3, 5)
         self.lengths = self.lengths + counts
 
-    def extend(self, other: KvCache, rows: Tensor) -> None:
-        """Add these rows of another cache, (rows,) int64 in ascending order."""
+    def extend(self, other: KvCache) -> None:
+        """Add the rows of another cache."""
         self._fit(other.capacity)
-        self._slots.extend(other._slots.tensor, rows)
-        self.lengths = torch.cat((self.lengths, other.lengths[rows]))
+        self._slots.extend(other._slots.tensor)
+        self.lengths = torch.cat((self.lengths, other.lengths))
 
     def remove(self, row: int) -> None:
         """Take a row out; the last one takes its place."""

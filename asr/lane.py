@@ -62,9 +62,8 @@ class Lane(Generic[RowT]):
         """Encoder positions that every row has, those that are masked included."""
         return self._cross["cross_bias"].length
 
-    def join(self, rows: Sequence[RowT], encoded: Encoded, cache: KvCache, places: Tensor) -> None:
-        """Add rows. places: (rows,) int64, where they are in the batch that was encoded, and in its cache, in
-        ascending order.
+    def join(self, rows: Sequence[RowT], encoded: Encoded, cache: KvCache) -> None:
+        """Add rows that were encoded together. cache: what they have read so far.
 
         Raises:
             torch.OutOfMemoryError: the device has no room for them; none has joined.
@@ -73,8 +72,8 @@ class Lane(Generic[RowT]):
             if encoded.positions > self.width:
                 self._resize(self._wide_enough(encoded.positions))
             for name, values in {**encoded.cross, "cross_bias": encoded.bias}.items():
-                self._cross[name].extend(values, places)
-            self._cache.extend(cache, places)
+                self._cross[name].extend(values)
+            self._cache.extend(cache)
         except torch.OutOfMemoryError:
             self._undo_join()
             raise

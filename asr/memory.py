@@ -18,21 +18,20 @@ HEADROOM = 1.2
 
 def batch_bytes(dims: Dims, dtype: torch.dtype, *, rows: int, positions: int) -> int:
     """Peak memory of a batch until its rows have joined those in flight, beside the weights and what is reserved for
-    rows in flight: what the encoder makes, and the larger of its own largest moment and that of reading the prefixes,
+    rows in flight: what the encoder makes, and the larger of its own largest moment and that of reading the prompts,
     which may be as long as they get.
     """
-    prefix = longest_prefix(dims)
+    prompt = longest_prompt(dims)
     cross = 2 * dims.n_text_layer * dims.n_text_state * positions
     encoding = positions * max(2 * dims.n_audio_head * positions, FEED_FORWARD * dims.n_audio_state)
-    reading = prefix * max(2 * dims.n_text_head * max(positions, BLOCK + prefix), FEED_FORWARD * dims.n_text_state)
-    cache = 2 * 2 * dims.n_text_layer * dims.n_text_state * whole_blocks(prefix)  # beside what goes into it
-    logits = 3 * dims.n_vocab * torch.float32.itemsize // dtype.itemsize
-    return rows * (cross + max(encoding, cache + max(reading, logits))) * dtype.itemsize
+    reading = prompt * max(2 * dims.n_text_head * max(positions, BLOCK + prompt), FEED_FORWARD * dims.n_text_state)
+    cache = 2 * 2 * dims.n_text_layer * dims.n_text_state * whole_blocks(prompt)  # beside what goes into it
+    return rows * (cross + max(encoding, cache + reading)) * dtype.itemsize
 
 
-def longest_prefix(dims: Dims) -> int:
-    """Tokens that are read before the transcript: what was said before, its start, language, task, no timestamps."""
-    return dims.n_text_ctx // 2 + 4
+def longest_prompt(dims: Dims) -> int:
+    """Tokens that are read before the start of the transcript."""
+    return dims.n_text_ctx // 2
 
 
 @dataclass(frozen=True)

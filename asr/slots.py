@@ -46,12 +46,10 @@ class Slots:
         storage = self._memory[: prod(self._shape)].view(self._shape)
         return storage.narrow(self._row_axis, 0, self.rows)
 
-    def extend(self, values: Tensor, places: Tensor) -> None:
-        """Add these rows of a tensor of at most the present length. places: (rows,) int64, in ascending order."""
-        first, count = self.rows, len(places)
+    def extend(self, values: Tensor) -> None:
+        """Add rows of at most the present length."""
+        first, count = self.rows, values.shape[self._row_axis]
         given = values.shape[self._length_axis]
-        if count < values.shape[self._row_axis]:
-            values = values.index_select(self._row_axis, places)
         if first + count > self._shape[self._row_axis]:
             self.reshape(max(first + count, 2 * self._shape[self._row_axis]), self.length)
         self.rows += count

@@ -24,9 +24,9 @@ class DecodingOptions:
 class Timing:
     """Where the time of one recognition went, all its attempts together.
 
-    queue_s: waiting for the model; encode_s: in the encoder and the prompt, for the whole batch that it was encoded in;
-    decode_s: from there to its last token; steps: tokens that it was advanced by; rows: how many were decoded at a
-    time, itself included, on average over its steps.
+    queue_s: waiting for the model; encode_s: in the encoder and reading the prompt, for the whole batch that it was
+    encoded in; decode_s: from there to its last token; steps: tokens that it was advanced by; rows: how many were
+    decoded at a time, itself included, on average over its steps.
     """
 
     queue_s: float = 0.0

@@ -124,8 +124,9 @@ class SimulatedModel:
 
     def start(self, utterances: Sequence[Utterance], encoded: int) -> list[SimulatedRow]:
         positions = encoded
-        self._clock.work(self._machine.step_s(len(utterances), positions, PROMPT_TOKENS))
-        rows = [SimulatedRow(positions, max(1, round(TOKENS_PER_S * one.duration_s))) for one in utterances]
+        rows = [
+            SimulatedRow(positions, PROMPT_TOKENS + max(1, round(TOKENS_PER_S * one.duration_s))) for one in utterances
+        ]
         self._lanes[sum(positions > bound for bound in self._machine.lane_bounds)] += rows
         return rows
 
@@ -135,7 +136,7 @@ class SimulatedModel:
         for lane in self._lanes:
             if not lane:
                 continue
-            longest = max(row.steps for row in lane) + PROMPT_TOKENS
+            longest = max(row.steps for row in lane) + 1
             self._clock.work(self._machine.step_s(len(lane), max(row.positions for row in lane), longest))
             for row in lane:
                 row.steps += 1

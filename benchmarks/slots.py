@@ -48,7 +48,7 @@ def lane_of(session: Session, dims: Dims, rows: int) -> Lane[int]:
     cache.lengths += LENGTH
     lane: Lane[int] = Lane(dims, 2 * POSITIONS, session.device, session.dtype)
     encoded = Encoded(cross, torch.zeros(rows, POSITIONS, dtype=session.dtype))
-    lane.join(list(range(rows)), encoded, cache, torch.arange(rows))
+    lane.join(list(range(rows)), encoded, cache)
     return lane
 
 

@@ -19,7 +19,7 @@ from asr.tensorrt_library import Message, TensorRTLibrary, load_tensorrt
 from asr.window import FRAMES_PER_POSITION
 
 NATIVE = "native"
-PREFIX_TOKENS = 4  # start of transcript, language, task, no timestamps: what precedes the text where no prompt is given
+PROMPT_TOKENS = 32  # of a prompt of a sentence or two
 DIMENSION = re.compile(r"(?:(?P<factor>\d+)\*)?(?P<name>\w+)")
 IGNORED_INPUT = re.compile(r"unused input|is unused", re.IGNORECASE)
 
@@ -70,26 +70,26 @@ def encoder_profiles(dims: Dims, max_batch: int, frames: tuple[int, int, int]) -
 def decoder_profiles(dims: Dims, max_batch: int, frames: tuple[int, int, int]) -> list[Profile]:
     """The two profiles of the decoder, of which each set of inputs fits one: TensorRT has other kernels for many steps.
 
-    First the prefix, which asks for the logits of two steps and finds the cache empty, then the single step, which also
-    serves the detection of languages. frames: as for the encoder.
+    First the prompt, which finds the cache empty, then the single step. frames: as for the encoder.
 
     Raises:
         ValueError: the model has no such frames.
     """
     rows = _rows(dims, max_batch, frames)
-    longest_prefix = dims.n_text_ctx // 2 + PREFIX_TOKENS
+    one = SizeRange(1, 1, 1)
+    longest_prompt = dims.n_text_ctx // 2
     largest_capacity = -(-dims.n_text_ctx // BLOCK) * BLOCK
-    prefix = {
-        "steps": SizeRange(1, PREFIX_TOKENS, longest_prefix),
-        "wanted": SizeRange(2, 2, 2),
+    prompt = {
+        "steps": SizeRange(2, min(PROMPT_TOKENS, longest_prompt), longest_prompt),
+        "wanted": one,
         "capacity": SizeRange(BLOCK, BLOCK, BLOCK),
     }
     step = {
-        "steps": SizeRange(1, 1, 1),
-        "wanted": SizeRange(1, 1, 1),
+        "steps": one,
+        "wanted": one,
         "capacity": SizeRange(BLOCK, min(2 * BLOCK, largest_capacity), largest_capacity),
     }
-    return [{**rows, **prefix}, {**rows, **step}]
+    return [{**rows, **prompt}, {**rows, **step}]
 
 
 def _rows(dims: Dims, max_batch: int, frames: tuple[int, int, int]) -> Profile:

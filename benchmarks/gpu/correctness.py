@@ -70,7 +70,7 @@ class Bench:
         encoded = encode(encoder, utterances)
         cache = KvCache(self.model.dims, rows, decoder.device, decoder.dtype)
         fed = torch.tensor([[tokenizer.sot, *tokenizer.task_tokens("en", "transcribe")]] * rows)
-        wanted = torch.tensor([[0, fed.shape[1] - 1]] * rows)
+        wanted = torch.tensor([[fed.shape[1] - 1]] * rows)
         logits = []
         for step in range(self.steps):
             inputs = {"tokens": fed.to(decoder.device), "logit_positions": wanted.to(decoder.device)}

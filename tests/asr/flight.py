@@ -12,7 +12,7 @@ from asr.in_flight import LANES, InFlightDecoder
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions, Recognition
 from tests.asr.decoded_rows import assert_nothing_left, recognition_of
-from tests.asr.scripted_decoder import DIMS, Script, ScriptedSession, Words, encoded, rows_of
+from tests.asr.scripted_decoder import DIMS, PREFIX, Script, ScriptedSession, Words, encoded, rows_of
 
 LONG = LANES[0] + 4
 """Positions of rows that are in a lane of their own."""
@@ -31,6 +31,11 @@ class Flight:
         batch = encoded(*numbers, positions=positions)
         rows = self.decoder.join(batch, [options] * count, ["en"] * count, [9.0] * count)
         self.rows |= zip(numbers, rows, strict=True)
+
+    def listen(self) -> None:
+        """Have the rows that joined last read what they do not answer to."""
+        for _ in range(PREFIX - 1):
+            assert self.step() == []
 
     def step(self) -> list[int]:
         """→ the numbers of the rows that have ended."""

@@ -18,10 +18,14 @@ from asr.transcript import DecodingOptions, Recognition
 from tests.asr.decoded_rows import decoded
 
 CPU = torch.device("cpu")
+PREFIX = 4
+"""Tokens that a row of a multilingual model reads before it speaks, where there is no prompt."""
 DIMS = Dims(80, 1500, 1, 1, 1, 51_865, 448, 1, 1, 1)
 
 Script: TypeAlias = Mapping[int, Mapping[int, float]]
-"""What a row's model hears: token that was read → probability of each token after it."""
+"""What a row's model hears: token that was read → probability of each token after it. Anything may follow a special
+token that is not in it.
+"""
 
 
 def tokenizer_of(dims: Dims) -> Tokenizer:
@@ -40,6 +44,8 @@ class ScriptedSession:
 
     def __init__(self, n_vocab: int, *scripts: Script) -> None:
         self.n_vocab = n_vocab
+        self.end = 50_257 if n_vocab > 51_864 else 50_256
+        """The end of a text, with which shorter rows are filled up, and the first of the tokens that are no words."""
         self.scripts = scripts
         self.batches: list[list[int]] = []
         self.read: dict[int, list[int]] = {row: [] for row in range(len(scripts))}
@@ -52,11 +58,14 @@ class ScriptedSession:
             past = int(inputs["past_lengths"][index])
             for part in ("self_key_0", "self_value_0"):
                 assert inputs[part][index, 0, :past, 0].tolist() == self.read[row][:past]
-            length = int(wanted[index].max()) + 1
-            self.read[row] = self.read[row][:past] + tokens[index, :length].tolist()
+            self.read[row] = self.read[row][:past] + [token for token in tokens[index].tolist() if token != self.end]
             for place, position in enumerate(wanted[index].tolist()):
-                for token, probability in self.scripts[row][int(tokens[index, position])].items():
-                    logits[index, place, token] = math.log(probability)
+                script, token = self.scripts[row], int(tokens[index, position])
+                if token >= self.end and token not in script:
+                    logits[index, place] = 0.0
+                    continue
+                for after, probability in script[token].items():
+                    logits[index, place, after] = math.log(probability)
         self.batches.append(rows)
         return {"logits": logits, "new_kv": tokens.float()[None, None, :, None, :, None].repeat(1, 2, 1, 1, 1, 1)}
 

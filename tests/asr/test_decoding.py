@@ -13,7 +13,7 @@ from asr.in_flight import InFlightDecoder
 from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions
 from tests.asr.decoded_rows import decoded
-from tests.asr.scripted_decoder import DIMS, ScriptedSession, Words, decode, encoded, tokenizer_of
+from tests.asr.scripted_decoder import DIMS, PREFIX, ScriptedSession, Words, decode, encoded, tokenizer_of
 
 ENGLISH_DIMS = dataclasses.replace(DIMS, n_vocab=51_864)
 
@@ -136,10 +136,10 @@ def test_an_english_model_has_no_language_and_task() -> None:
     say = Words(tokenizer)
     session = ScriptedSession(ENGLISH_DIMS.n_vocab, {**say.heard, say.begin: {say.a: 1.0}, say.a: {say.end: 1.0}})
     decoder = InFlightDecoder(session, tokenizer, ENGLISH_DIMS)
-    [heard] = decoded(decoder, encoded(0), [DecodingOptions()], ["en"], [1.0])
+    [heard] = decoded(decoder, encoded(0), [DecodingOptions()], [""], [1.0])
 
     assert session.read[0] == [tokenizer.sot, tokenizer.no_timestamps, say.a]
-    assert heard.text == " good"
+    assert (heard.text, heard.language) == (" good", "en")
     assert decoder.detect_languages(encoded(*range(3))) == ["en"] * 3
 
 
@@ -165,7 +165,7 @@ def test_rows_that_end_early_keep_their_results(tokenizer: Tokenizer, say: Words
         assert result.no_speech_prob == pytest.approx((row + 1) / 10)
         assert session.read[row][4 : 4 + len(said)] == list(said)
     every_row, after_one, after_two = [0, 1, 2, 3, 4, 5], [5, 1, 2, 3], [5, 1, 3]
-    assert session.batches == [every_row] * 2 + [after_one, after_two] + [[3, 1]] * 3 + [[1]] * 3
+    assert session.batches == [every_row] * (PREFIX + 1) + [after_one, after_two] + [[3, 1]] * 3 + [[1]] * 3
 
 
 def test_rows_decode_as_they_do_alone(tokenizer: Tokenizer, say: Words) -> None:
@@ -203,12 +203,47 @@ def test_logits_that_are_not_numbers(tokenizer: Tokenizer, say: Words, temperatu
 # --- languages
 
 
-def test_the_likeliest_language_of_each_row(tokenizer: Tokenizer, say: Words) -> None:
-    """Whatever else is likelier: a word, or the token after the last language."""
-    scripts = [
-        {say.start: {tokenizer.language_token(language): 0.2, tokenizer.language_token("fr"): 0.1, other: 0.7}}
+def in_languages(tokenizer: Tokenizer, say: Words) -> ScriptedSession:
+    """Rows in English, Sundanese and German, but something else is likelier: a word, or the token after the last
+    language.
+    """
+    begin = {say.begin: {say.a: 1.0}, say.a: {say.end: 1.0}}
+    starts = [
+        {tokenizer.language_token(language): 0.2, tokenizer.language_token("fr"): 0.1, other: 0.7}
         for language, other in [("en", say.a), ("su", tokenizer.translate), ("de", tokenizer.eot)]
     ]
-    decoder = InFlightDecoder(ScriptedSession(DIMS.n_vocab, *scripts), tokenizer, DIMS)
+    return ScriptedSession(DIMS.n_vocab, *({**begin, say.start: start} for start in starts))
+
+
+def test_the_likeliest_language_of_each_row(tokenizer: Tokenizer, say: Words) -> None:
+    decoder = InFlightDecoder(in_languages(tokenizer, say), tokenizer, DIMS)
 
     assert decoder.detect_languages(encoded(*range(3))) == ["en", "su", "de"]
+
+
+def test_rows_hear_their_language_on_the_way(tokenizer: Tokenizer, say: Words) -> None:
+    """Where none is given, after the start of the transcript; it takes no step more."""
+    session = in_languages(tokenizer, say)
+    decoder = InFlightDecoder(session, tokenizer, DIMS)
+    tasks = [DecodingOptions(), DecodingOptions(task="translate"), DecodingOptions()]
+    heard = decoded(decoder, encoded(*range(3)), tasks, ["", "", "it"], [1.0] * 3)
+
+    assert [result.language for result in heard] == ["en", "su", "it"]
+    for row, (language, option) in enumerate(zip(("en", "su", "it"), tasks, strict=True)):
+        assert session.read[row] == [tokenizer.sot, *tokenizer.task_tokens(language, option.task), say.a]
+    assert len(session.batches) == PREFIX + 1
+
+
+def test_a_prompt_has_no_say_in_the_language(tokenizer: Tokenizer, say: Words) -> None:
+    """It is heard before the prompt is read."""
+    session = in_languages(tokenizer, say)
+    decoder = InFlightDecoder(session, tokenizer, DIMS)
+    decoder.join(encoded(2, 1), [DecodingOptions(prompt="Hear!"), DecodingOptions()], ["", "it"], [1.0] * 2)
+
+    assert session.batches == [[2, 1]] * 2
+    prompt = [tokenizer.sot_prev, *tokenizer.encode(" Hear!")]
+    assert session.read == {0: [], 1: [], 2: prompt}
+    while decoder.rows:
+        decoder.step()
+    assert session.read[2] == [*prompt, tokenizer.sot, *tokenizer.task_tokens("de", "transcribe"), say.a]
+    assert session.read[1] == [tokenizer.sot, *tokenizer.task_tokens("it", "transcribe"), say.a]

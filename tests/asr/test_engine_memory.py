@@ -80,14 +80,31 @@ def outcomes(results: Sequence[Recognition | AsrError]) -> list[str | type[AsrEr
     return [result.text if isinstance(result, Recognition) else type(result) for result in results]
 
 
-@pytest.mark.parametrize(("encoder_rows", "decoder_rows"), [(3, 99), (99, 3)])
 def test_a_batch_is_tried_again_in_halves(
-    tiny_en: LoadedModel, sentences: Sequence[Utterance], texts: Sequence[str], encoder_rows: int, decoder_rows: int
+    tiny_en: LoadedModel, sentences: Sequence[Utterance], texts: Sequence[str]
 ) -> None:
-    limited = Limited.to(tiny_en, encoder_rows, decoder_rows)
+    limited = Limited.to(tiny_en, encoder_rows=3)
 
     assert outcomes(limited.engine.recognize(sentences)) == texts
     assert limited.encoder.tried == [5, 2, 3]
+
+
+def test_prompts_are_read_again_in_halves(tiny_en: LoadedModel, sentences: Sequence[Utterance]) -> None:
+    prompted = [replace(sentence, options=replace(ENGLISH, prompt="A Tale of Two Cities.")) for sentence in sentences]
+    limited = Limited.to(tiny_en, decoder_rows=3)
+
+    expected = [recognized_alone(Limited.to(tiny_en).engine, sentence).text for sentence in prompted]
+    assert outcomes(limited.engine.recognize(prompted)) == expected
+    assert limited.encoder.tried == [5, 2, 3]
+
+
+def test_a_step_that_does_not_fit_is_run_row_by_row(
+    tiny_en: LoadedModel, sentences: Sequence[Utterance], texts: Sequence[str]
+) -> None:
+    limited = Limited.to(tiny_en, decoder_rows=3)
+
+    assert outcomes(limited.engine.recognize(sentences)) == texts
+    assert limited.encoder.tried == [5]
 
 
 def test_rows_that_have_no_room_in_flight_are_tried_again_in_halves(
@@ -96,10 +113,10 @@ def test_rows_that_have_no_room_in_flight_are_tried_again_in_halves(
     limited = Limited.to(tiny_en)
     join = Lane.join
 
-    def refuse(lane: Lane[Row], rows: Sequence[Row], encoded: Encoded, cache: KvCache, places: Tensor) -> None:
+    def refuse(lane: Lane[Row], rows: Sequence[Row], encoded: Encoded, cache: KvCache) -> None:
         if len(rows) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        join(lane, rows, encoded, cache, places)
+        join(lane, rows, encoded, cache)
 
     monkeypatch.setattr(Lane, "join", refuse)
 

@@ -12,7 +12,7 @@ from asr.tokenizer import Tokenizer
 from asr.transcript import DecodingOptions
 from tests.asr.decoded_rows import assert_nothing_left, decoded, recognition_of
 from tests.asr.flight import LONG, Fly, lasting
-from tests.asr.scripted_decoder import DIMS, ScriptedSession, Words, encoded
+from tests.asr.scripted_decoder import DIMS, PREFIX, ScriptedSession, Words, encoded
 
 # --- joining
 
@@ -48,39 +48,42 @@ def test_rows_that_join_in_the_middle_have_the_results_that_they_have_alone(
 
 
 def test_rows_of_a_step(say: Words, fly: Fly) -> None:
-    """Whoever joined is in the next step; a prefix is read without the others."""
+    """Whoever joined is in the next step. A prompt is read without the others."""
     flight = fly(*lasting(say, 9, 9, 9, 9))
     flight.join(0)
     flight.step()
     flight.join(2, 1)
     flight.step()
-    flight.join(3)
+    flight.join(3, options=DecodingOptions(prompt="Hear, hear!"))
     flight.step()
 
-    assert flight.take_batches() == [[0], [0], [2, 1], [0, 2, 1], [3], [0, 2, 1, 3]]
+    assert flight.take_batches() == [[0], [0, 2, 1], [3], [0, 2, 1, 3]]
     assert flight.decoder.rows == 4
 
 
 def test_steps_and_company_are_counted(say: Words, fly: Fly) -> None:
-    """A row's first token comes with its prefix, its end with the step after its last."""
+    """A row's first token comes with the last of its prefix, its end with the step after its last."""
     flight = fly(*lasting(say, 5, 2))
     flight.join(0)
     flight.step()
     flight.join(1)
     flight.finish()
 
-    assert [(row.steps, row.beside) for row in flight.rows.values()] == [(5, 1 + 2 + 2 + 1 + 1), (2, 4)]
+    [first, second] = flight.rows.values()
+    assert (first.steps, second.steps) == (PREFIX + 5, PREFIX + 2)
+    assert second.beside == 2 * second.steps
+    assert first.beside == 1 + second.beside + (first.steps - 1 - second.steps)
 
 
-def test_a_row_whose_first_token_is_its_last_never_flies(tokenizer: Tokenizer, say: Words) -> None:
+def test_a_row_whose_first_token_is_its_last(tokenizer: Tokenizer, say: Words) -> None:
     """Its prompt leaves room for one."""
     dims = dataclasses.replace(DIMS, n_text_ctx=10)
     session = ScriptedSession(DIMS.n_vocab, {**say.heard, say.begin: {say.a: 1.0}})
     decoder = InFlightDecoder(session, tokenizer, dims)
     prompted = DecodingOptions(prompt="It was the best of times")
     [row] = decoder.join(encoded(0), [prompted], ["en"], [9.0])
+    assert [decoder.step() for _ in range(PREFIX)] == [[], [], [], [row]]
 
-    assert (row.ended, row.steps) == (True, 0)
     assert_nothing_left(decoder)
     assert recognition_of(decoder, row).tokens == (say.a,)
 
@@ -92,20 +95,13 @@ def test_a_row_that_ends_leaves_at_once(say: Words, fly: Fly) -> None:
     """The last takes its place, and the next to join comes after it."""
     flight = fly(*lasting(say, 2, 6, 1, 4, 1))
     flight.join(0, 1, 2, 3)
-    assert [flight.step() for _ in range(2)] == [[2], [0]]
+    flight.listen()
+    assert [flight.step() for _ in range(3)] == [[], [2], [0]]
     flight.join(4)
-    assert [flight.step() for _ in range(4)] == [[4], [3], [], [1]]
+    assert [flight.step() for _ in range(5)] == [[], [3], [], [1], [4]]
 
-    assert flight.take_batches() == [
-        [0, 1, 2, 3],  # the prefixes
-        [0, 1, 2, 3],
-        [0, 1, 3],
-        [4],
-        [3, 1, 4],
-        [3, 1],
-        [1],
-        [1],
-    ]
+    everyone = [0, 1, 2, 3]
+    assert flight.take_batches() == [everyone] * (PREFIX + 1) + [[0, 1, 3]] + [[3, 1, 4]] * 2 + [[4, 1]] * 2 + [[4]]
     assert_nothing_left(flight.decoder)
     for number, count in enumerate((2, 6, 1, 4, 1)):
         assert flight.heard(number).tokens == tuple(range(1000 + 100 * number, 1000 + 100 * number + count))
@@ -129,7 +125,8 @@ def test_rows_are_dropped(say: Words, fly: Fly) -> None:
 def test_a_row_that_has_left_is_dropped_in_vain(say: Words, fly: Fly) -> None:
     flight = fly(*lasting(say, 1, 4))
     flight.join(0, 1)
-    flight.step()
+    flight.listen()
+    assert [flight.step() for _ in range(2)] == [[], [0]]
     flight.decoder.drop(flight.rows[0])
     flight.decoder.drop(flight.rows[0])
     assert flight.decoder.rows == 1
@@ -146,11 +143,12 @@ def test_short_and_long_rows_step_in_lanes_of_their_own(say: Words, fly: Fly) ->
     flight.join(0, 1)
     flight.join(2, positions=LONG)
     flight.join(3)
+    flight.listen()
     flight.take_batches()
-    assert [flight.step() for _ in range(3)] == [[], [0, 3], [1, 2]]
+    assert [flight.step() for _ in range(4)] == [[], [], [0, 3], [1, 2]]
 
-    assert flight.take_batches() == [[0, 1, 3], [2], [0, 1, 3], [2], [1], [2]]
-    assert flight.rows[2].beside == flight.rows[2].steps == 3
+    assert flight.take_batches() == [[0, 1, 3], [2]] * 3 + [[1], [2]]
+    assert flight.rows[2].beside == flight.rows[2].steps == PREFIX + 3
     assert_nothing_left(flight.decoder)
     assert [len(flight.heard(number).tokens) for number in range(4)] == [2, 3, 3, 2]
 

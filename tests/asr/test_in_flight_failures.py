@@ -18,11 +18,11 @@ from tests.asr.flight import LONG, Flight, Fly, Fragile, lasting
 from tests.asr.scripted_decoder import DIMS, ScriptedSession, Words
 
 
-def test_a_prefix_that_the_graph_fails_on(tokenizer: Tokenizer, say: Words) -> None:
+def test_a_prompt_that_the_graph_fails_on(tokenizer: Tokenizer, say: Words) -> None:
     flight = Flight(tokenizer, Fragile(DIMS.n_vocab, *lasting(say, 3, 3, 3), fails=lambda rows: 1 in rows))
     flight.join(0)
     with pytest.raises(RecognitionError, match="no kernel"):
-        flight.join(1, 2)
+        flight.join(1, 2, options=DecodingOptions(prompt="Hear, hear!"))
     assert flight.decoder.rows == 1
 
     flight.finish()
@@ -33,11 +33,12 @@ def test_a_step_that_fails_as_a_whole_is_run_row_by_row(tokenizer: Tokenizer, sa
     session = Fragile(DIMS.n_vocab, *lasting(say, 2, 5, 3), fails=lambda rows: False)
     flight = Flight(tokenizer, session)
     flight.join(0, 1, 2)
+    flight.listen()
     session.fails = lambda rows: len(rows) > 1
     flight.take_batches()
     flight.finish()
 
-    assert flight.take_batches() == [[0], [1], [2]] * 2 + [[2], [1]] + [[1]] * 2
+    assert flight.take_batches() == [[0], [1], [2]] * 3 + [[2], [1]] + [[1]] * 2
     assert [len(flight.heard(number).tokens) for number in range(3)] == [2, 5, 3]
 
 
@@ -73,14 +74,14 @@ def test_an_error_holds_nothing(tokenizer: Tokenizer, say: Words) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.02])
 def test_logits_that_are_not_numbers_fail_their_row(say: Words, fly: Fly, temperature: float) -> None:
-    """At once where they follow the prefix, later where they follow a step; what it left behind harms nobody."""
+    """Where they follow the prefix, or later; what it left behind harms nobody."""
     good, (_, late) = lasting(say, 6), lasting(say, 1, 3)
     scripts = [*good, {**say.heard, say.begin: {say.a: math.nan}}, {**late, 1101: {say.a: math.nan}}, *good]
     options = DecodingOptions(temperature=temperature)
     flight = fly(*scripts)
     flight.join(0, 1, 2, options=options)
-    assert flight.rows[1].error is not None
-    assert [flight.step() for _ in range(3)] == [[], [2], []]
+    flight.listen()
+    assert [flight.step() for _ in range(4)] == [[1], [], [2], []]
     flight.join(3, options=options)
     flight.finish()
 
@@ -113,7 +114,8 @@ def test_what_is_no_number_leaves_with_its_row(tokenizer: Tokenizer, say: Words,
     scripts = [*good, {**say.heard, say.begin: {say.a: math.nan}}, {**late, 1101: {say.a: math.nan}}, *good]
     flight = Flight(tokenizer, Spoilt(DIMS.n_vocab, *scripts))
     flight.join(*order)
-    assert [flight.step() for _ in range(2)] == [[], [2]]
+    flight.listen()
+    assert [flight.step() for _ in range(3)] == [[1], [], [2]]
     flight.join(3)
     flight.finish()
 

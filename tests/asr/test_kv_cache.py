@@ -51,17 +51,17 @@ def test_rows_grow_by_what_counts() -> None:
 
 def test_rows_of_another_cache() -> None:
     cache, (first, second) = batch(5, 2)
-    other, (third, _, fifth) = batch(BLOCK + 1, 3, 7)
-    cache.extend(other, torch.tensor([0, 2]))
+    other, others = batch(BLOCK + 1, 3, 7)
+    cache.extend(other)
 
     assert cache.capacity == 2 * BLOCK
-    assert_holds(cache, first, second, third, fifth)
+    assert_holds(cache, first, second, *others)
 
 
 def test_an_empty_cache_takes_rows() -> None:
     cache = KvCache(ODD_DIMS, 0, CPU)
     other, rows = batch(4, 6)
-    cache.extend(other, torch.arange(2))
+    cache.extend(other)
 
     assert_holds(cache, *rows)
 
@@ -124,7 +124,7 @@ def test_memory_is_reserved_once() -> None:
     cache.reserve(3, 2 * BLOCK)
     reserved = cache.tensors()["self_key_0"].untyped_storage()
     other, rows = batch(BLOCK + 1, 3, 7)
-    cache.extend(other, torch.arange(3))
+    cache.extend(other)
 
     assert cache.tensors()["self_key_0"].untyped_storage().data_ptr() == reserved.data_ptr()
     assert_holds(cache, *rows)

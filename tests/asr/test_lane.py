@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -44,14 +44,12 @@ class Filled:
         self.lane: Lane[str] = Lane(ODD_DIMS, POSITIONS, CPU, torch.float32)
         self._given: dict[str, dict[str, Tensor]] = {}
 
-    def join(self, *names: str, positions: int = 10, places: Sequence[int] | None = None) -> None:
-        """places: of the rows that join; all by default."""
+    def join(self, *names: str, positions: int = 10) -> None:
         encoded, cache = batch(*names, positions=positions)
-        joining = range(len(names)) if places is None else places
         inputs = {**encoded.cross, "cross_bias": encoded.bias, **cache.tensors(), "past_lengths": cache.lengths}
-        for place in joining:
-            self._given[names[place]] = {name: value[place].clone() for name, value in inputs.items()}
-        self.lane.join([names[place] for place in joining], encoded, cache, torch.tensor(joining))
+        for place, row in enumerate(names):
+            self._given[row] = {name: value[place].clone() for name, value in inputs.items()}
+        self.lane.join(names, encoded, cache)
 
     def assert_holds(self, *names: str) -> None:
         """These rows in this order, and what the graph is given of each."""
@@ -92,13 +90,6 @@ def test_rows_of_several_batches(filled: Filled) -> None:
     filled.join("d", "e", "f", positions=220)
 
     filled.assert_holds("a", "b", "c", "d", "e", "f")
-
-
-def test_some_rows_of_a_batch(filled: Filled) -> None:
-    filled.join("a", "b", positions=70)
-    filled.join("c", "d", "e", places=[0, 2])
-
-    filled.assert_holds("a", "b", "c", "e")
 
 
 def test_the_last_row_takes_the_place_of_one_that_leaves(filled: Filled) -> None:

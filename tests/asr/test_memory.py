@@ -16,7 +16,7 @@ from asr.engine import Engine, encode, padded_positions
 from asr.errors import OutOfMemoryError
 from asr.features import FRAMES_PER_SECOND
 from asr.kv_cache import BLOCK, KvCache
-from asr.memory import HEADROOM, DeviceMemory, batch_bytes, longest_prefix
+from asr.memory import HEADROOM, DeviceMemory, batch_bytes, longest_prompt
 from asr.model import (
     Dims,
     build_modules,
@@ -105,11 +105,11 @@ def test_an_estimate_covers_what_joins_others(dtype: torch.dtype) -> None:
     assert live.peak <= HEADROOM * estimate(DIMS, dtype, joining)
 
 
-def test_no_prefix_is_longer_than_the_longest() -> None:
+def test_no_prompt_is_longer_than_the_longest() -> None:
     rules = engine_with_room(DIMS, torch.float32, 1)._decoder._rules
-    prefixes = [rules.row(DecodingOptions(prompt=prompt), "en", 1.0).prefix for prompt in ("", LONG_PROMPT)]
+    rows = [rules.row(DecodingOptions(prompt=prompt), "en", 1.0) for prompt in ("", LONG_PROMPT)]
 
-    assert max(len(prefix) for prefix in prefixes) <= longest_prefix(DIMS)
+    assert [row.sot_index for row in rows] == [0, longest_prompt(DIMS)]
 
 
 # --- what it is made of
@@ -117,13 +117,13 @@ def test_no_prefix_is_longer_than_the_longest() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_keys_and_values(dtype: torch.dtype) -> None:
-    """A layer more takes as much as its tensors: cross-attention's, and a cache for the prefix beside what it is."""
+    """A layer more takes as much as its tensors: cross-attention's, and a cache for the prompt beside what it is."""
     encoder, _ = sessions(DIMS, dtype)
     encoded = encode(encoder, noise([0.5] * 3))
     rows, positions = encoded.bias.shape
-    cache, prefix = KvCache(DIMS, rows, CPU, dtype), longest_prefix(DIMS)
-    shape = (DIMS.n_text_layer, 2, rows, DIMS.n_text_head, prefix, DIMS.head_dim)
-    cache.append(torch.zeros(shape, dtype=dtype), torch.full((rows,), prefix))
+    cache, prompt = KvCache(DIMS, rows, CPU, dtype), longest_prompt(DIMS)
+    shape = (DIMS.n_text_layer, 2, rows, DIMS.n_text_head, prompt, DIMS.head_dim)
+    cache.append(torch.zeros(shape, dtype=dtype), torch.full((rows,), prompt))
     sizes = {name: tensor.nbytes for name, tensor in {**encoded.cross, **cache.tensors()}.items()}
     deeper = replace(DIMS, n_text_layer=DIMS.n_text_layer + 1)
     few, more = (batch_bytes(dims, dtype, rows=rows, positions=positions) for dims in (DIMS, deeper))
@@ -142,26 +142,15 @@ def test_attention_scores_of_the_encoder() -> None:
 
 
 @pytest.mark.parametrize("positions", [100, 300])
-def test_attention_scores_of_prefixes(positions: int) -> None:
+def test_attention_scores_of_prompts(positions: int) -> None:
     """A head more: its scores of itself and an empty cache, or of the encoder's positions, if those are more."""
-    rows, prefix = 3, longest_prefix(DIMS)
-    scores = torch.empty(rows, 1, prefix, max(positions, BLOCK + prefix), dtype=torch.float16)
+    rows, prompt = 3, longest_prompt(DIMS)
+    scores = torch.empty(rows, 1, prompt, max(positions, BLOCK + prompt), dtype=torch.float16)
     dims = replace(DIMS, n_audio_head=1, n_text_head=8)
     one_more = replace(dims, n_text_head=9)
     few, more = (batch_bytes(dims, scores.dtype, rows=rows, positions=positions) for dims in (dims, one_more))
 
     assert more - few == 2 * scores.nbytes
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_logits(dtype: torch.dtype) -> None:
-    """A token more: its logits after two steps of the prefix, and a probability of each, in float32 in any case."""
-    logits = torch.empty(5, 2 + 1, 1)
-    dims = replace(DIMS, n_text_head=1)
-    one_more = replace(dims, n_vocab=DIMS.n_vocab + 1)
-    few, more = (batch_bytes(dims, dtype, rows=len(logits), positions=100) for dims in (dims, one_more))
-
-    assert more - few == logits.nbytes
 
 
 def test_more_of_anything_takes_more() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from torch import Tensor
@@ -58,10 +56,6 @@ class Reference:
         return torch.cat((cut, torch.full(shape, FILLING)), dim=self.length_axis)
 
 
-def every(count: int) -> Tensor:
-    return torch.arange(count)
-
-
 def assert_exact(slots: Slots, expected: Tensor) -> None:
     assert slots.rows == expected.shape[slots._row_axis]
     assert torch.equal(slots.tensor, expected)
@@ -80,7 +74,7 @@ def test_rows_keep_their_values(row_axis: int, length_axis: int) -> None:
             done.add("extend")
             added = [row(10.0 * turn + place, length, row_axis, length_axis) for place in range(2)]
             slots.resize(max(length, slots.length))
-            slots.extend(torch.cat(added, dim=row_axis), every(2))
+            slots.extend(torch.cat(added, dim=row_axis))
             reference.rows += added
         elif choice == 1:
             done.add("remove")
@@ -102,23 +96,14 @@ def test_rows_keep_their_values(row_axis: int, length_axis: int) -> None:
 
 
 @pytest.mark.parametrize(("row_axis", "length_axis"), AXES)
-def test_some_rows_of_a_batch(row_axis: int, length_axis: int) -> None:
-    batch = [row(value, 5, row_axis, length_axis) for value in (1.0, 2.0, 3.0, 4.0)]
-    slots = empty(row_axis, length_axis, length=5)
-    slots.extend(torch.cat(batch, dim=row_axis), torch.tensor([1, 3]))
-
-    assert_exact(slots, torch.cat([batch[1], batch[3]], dim=row_axis))
-
-
-@pytest.mark.parametrize(("row_axis", "length_axis"), AXES)
 def test_what_a_short_row_lacks_is_filled(row_axis: int, length_axis: int) -> None:
     """Also where a row was that knew no numbers, or was longer."""
     slots = empty(row_axis, length_axis, length=6)
-    slots.extend(torch.full_like(row(0.0, 6, row_axis, length_axis), torch.nan), every(1))
-    slots.extend(torch.full_like(row(0.0, 6, row_axis, length_axis), torch.nan), every(1))
+    slots.extend(torch.full_like(row(0.0, 6, row_axis, length_axis), torch.nan))
+    slots.extend(torch.full_like(row(0.0, 6, row_axis, length_axis), torch.nan))
     slots.remove(1)
     slots.remove(0)
-    slots.extend(short := row(1.0, 4, row_axis, length_axis), every(1))
+    slots.extend(short := row(1.0, 4, row_axis, length_axis))
 
     assert torch.equal(slots.tensor.narrow(length_axis, 0, 4), short)
     assert (slots.tensor.narrow(length_axis, 4, 2) == FILLING).all()
@@ -129,8 +114,8 @@ def test_rows_that_leave_do_not_leak_through_a_change_of_length() -> None:
     slots = empty(0, 1, length=2)
     slots.reshape(8, 8)
     slots.reshape(8, 2)
-    slots.extend(torch.full((4, 2, 3, 3), torch.nan), every(4))
-    slots.extend(kept := torch.full((1, 2, 3, 3), 5.0), every(1))
+    slots.extend(torch.full((4, 2, 3, 3), torch.nan))
+    slots.extend(kept := torch.full((1, 2, 3, 3), 5.0))
     for index in (0, 3, 2, 1):
         slots.remove(index)
     slots.resize(8)
@@ -139,11 +124,10 @@ def test_rows_that_leave_do_not_leak_through_a_change_of_length() -> None:
     assert (slots.tensor[:, 2:] == FILLING).all()
 
 
-@pytest.mark.parametrize("places", [[0, 1], [1]])
-def test_a_row_longer_than_the_others_is_refused(places: Sequence[int]) -> None:
+def test_a_row_longer_than_the_others_is_refused() -> None:
     slots = empty(0, 1, length=3)
     with pytest.raises(RuntimeError):
-        slots.extend(torch.zeros(2, 4, 3, 3), torch.tensor(places))
+        slots.extend(torch.zeros(2, 4, 3, 3))
 
 
 def test_rows_at_the_beginning_are_filled() -> None:
@@ -166,7 +150,7 @@ def test_rows_are_read_in_place(row_axis: int, length_axis: int) -> None:
     """Of each index before the rows' axis, so that a graph is given a contiguous tensor without a copy."""
     slots = empty(row_axis, length_axis, length=4)
     slots.reshape(5, 4)
-    slots.extend(torch.cat([row(value, 4, row_axis, length_axis) for value in (1.0, 2.0)], dim=row_axis), every(2))
+    slots.extend(torch.cat([row(value, 4, row_axis, length_axis) for value in (1.0, 2.0)], dim=row_axis))
 
     assert slots.tensor.data_ptr() == address(slots)
     parts = slots.tensor.flatten(0, row_axis - 1).unbind() if row_axis else [slots.tensor]
@@ -181,13 +165,13 @@ def test_memory_is_reserved_once(row_axis: int, length_axis: int) -> None:
     reserved = address(slots)
     for length in (2, 6, 3):
         slots.resize(length)
-        slots.extend(row(1.0, length, row_axis, length_axis), every(1))
-    slots.extend(row(1.0, 3, row_axis, length_axis), every(1))
+        slots.extend(row(1.0, length, row_axis, length_axis))
+    slots.extend(row(1.0, 3, row_axis, length_axis))
     assert address(slots) == reserved
 
     slots.resize(6)
     assert address(slots) == reserved
-    slots.extend(row(1.0, 6, row_axis, length_axis), every(1))
+    slots.extend(row(1.0, 6, row_axis, length_axis))
     assert address(slots) != reserved
 
 
@@ -196,7 +180,7 @@ def test_memory_doubles() -> None:
     slots = empty(0, 1, length=2)
     addresses = set()
     for value in range(16):
-        slots.extend(row(float(value), 2, 0, 1), every(1))
+        slots.extend(row(float(value), 2, 0, 1))
         addresses.add((address(slots), len(slots._memory)))
 
     assert len(addresses) == 5

@@ -60,12 +60,12 @@ def test_the_encoder_runs(encoder_machine: Machine, plan: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "profile"),
     [
-        (decoder_inputs(steps=4, wanted=2), 0),
-        (decoder_inputs(steps=228, wanted=2, batch=1), 0),
+        (decoder_inputs(steps=2), 0),
+        (decoder_inputs(steps=224, batch=1), 0),
         (decoder_inputs(), 1),
         (decoder_inputs(batch=4, capacity=448, positions=1500), 1),
     ],
-    ids=["short prefix", "longest prefix", "step", "largest step"],
+    ids=["short prompt", "longest prompt", "step", "largest step"],
 )
 def test_the_decoder_runs(machine: Machine, plan: Path, inputs: dict[str, Tensor], profile: int) -> None:
     before = {name: value.clone() for name, value in inputs.items()}
@@ -114,7 +114,7 @@ def test_the_profiles_serve_all_that_the_engine_asks(
     assert [result.language for result in actual] == [result.language for result in expected]
     assert [result.avg_logprob for result in actual] == pytest.approx([result.avg_logprob for result in expected])
     assert encoder_machine.profiles_run == [0]  # all in one batch, none of which was tried again
-    assert machine.profiles_run[:3] == [1, 0, 1]  # language, prefix, first step
+    assert machine.profiles_run[:2] == [0, 1]  # the prompt, the first step
 
 
 def test_all_contexts_share_one_arena(machine: Machine, plan: Path) -> None:
@@ -149,12 +149,12 @@ def test_run_waits_and_enqueue_does_not(machine: Machine, plan: Path) -> None:
 
 def test_a_context_of_its_own(machine: Machine, plan: Path) -> None:
     session = session_of(machine, plan)
-    step, prefix = decoder_inputs(), decoder_inputs(steps=3, wanted=2)
+    step, prompt = decoder_inputs(), decoder_inputs(steps=3)
     context = session.create_context(step)
 
     assert_equal(session.enqueue(step, context), session.run(step))
     with pytest.raises(RecognitionError, match="refuses shape"):
-        session.enqueue(prefix, context)
+        session.enqueue(prompt, context)
 
 
 class RecordingStream:
