@@ -48,7 +48,8 @@ class RequestMetrics:
     def add(self, transcript: Transcript, seconds: Mapping[str, float]) -> None:
         for stage, stage_s in seconds.items():
             self._request_s.observe(stage_s, {"stage": stage})
-        self._audio_s.inc(transcript.duration_s)
+        if transcript.duration_s > 0:  # a counter refuses to stay as it is
+            self._audio_s.inc(transcript.duration_s)
 
 
 def seconds_by_stage(timing: TranscriptTiming, moments: Moments) -> dict[str, float]:

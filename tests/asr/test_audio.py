@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +11,7 @@ from numpy.typing import NDArray
 from asr.audio import decode_audio, downmix
 from asr.errors import AudioDecodeError
 from tests.asr.sound_files import CODEC_DELAY_S, SAID_S, encode, float_wav, level, likeness, pcm16, seconds, video, wav
-
-FORMATS = Path(__file__).parents[3] / "shared" / "formats"
-MANIFEST = FORMATS / "manifest.jsonl"
-NO_FORMATS = pytest.param({}, id="absent", marks=pytest.mark.skip(reason=f"there is no {MANIFEST}"))
-ENTRIES = (
-    [pytest.param(entry, id=entry["file"]) for entry in map(json.loads, MANIFEST.read_text("utf-8").splitlines())]
-    if MANIFEST.is_file()
-    else [NO_FORMATS]
-)
+from tests.odd_formats import ENTRIES, FORMATS
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,11 @@ def test_metrics_hear_of_every_stage_and_of_the_audio(monkeypatch: pytest.Monkey
     assert audio.values == [(6.5, {})]
 
 
+def test_a_recording_without_a_sample_is_counted() -> None:
+    """By Ray's own metrics."""
+    RequestMetrics().add(Transcript("", "en", 0.0, (), TIMING), {"read": 0.25, "total": 1.5})
+
+
 def test_boundaries_rise_from_a_millisecond_to_minutes() -> None:
     assert sorted(set(BOUNDARIES_S)) == BOUNDARIES_S
     assert BOUNDARIES_S[0] == 0.001
