@@ -38,7 +38,7 @@ class LocalTranscriber:
         model: str,
         *,
         precision: Precision = "int8",
-        backend: Backend = "onnx",
+        backend: Backend = "auto",
         cache_dir: Path | None = None,
         full_window: bool = False,
     ) -> LocalTranscriber:

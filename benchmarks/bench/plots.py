@@ -54,7 +54,7 @@ def throughput_and_latency(results: Results) -> Figure:
     axes.margins(0.08)
     axes.set_xlim(left=0)
     axes.set(xlabel="clips per second", ylabel="latency, ms (median)")
-    figure.legend(loc="outside lower center", fontsize=7, ncols=2)
+    figure.legend(loc="outside lower center", fontsize=6, ncols=1)
     return figure
 
 

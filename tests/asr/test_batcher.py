@@ -46,6 +46,17 @@ def test_what_comes_while_the_model_is_busy_is_encoded_together(batcher: Batcher
     assert model.batches == [["first"], ["a", "b", "c", "d", "e"]]
 
 
+def test_what_is_held_back_is_encoded_in_time(model: BusyModel) -> None:
+    """Together, though nothing happens when the time is up."""
+    model.may_go_on.set()
+    batcher = Batcher(model, BatchLimits(rows=16, frames=100_000, wait_s=0.3))
+    futures = [batcher.submit(utterance(name)) for name in "ab"]
+
+    assert texts(futures) == ["a", "b"]
+    assert model.batches == [["a", "b"]]
+    batcher.close()
+
+
 def test_jobs_that_are_handed_in_together_are_encoded_together(model: BusyModel) -> None:
     """Even where the model waits for nothing else."""
     model.may_go_on.set()
