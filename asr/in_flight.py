@@ -80,7 +80,7 @@ class InFlightDecoder:
             RecognitionError: the graph failed; none has joined.
             torch.OutOfMemoryError: the device has no room for them; none has joined.
         """
-        if any(option.prompt and not language for option, language in zip(options, languages, strict=True)):
+        if any(option.prompt.strip() and not language for option, language in zip(options, languages, strict=True)):
             heard = self.detect_languages(encoded)  # beforehand: the prompt would have its say
             languages = [given or found for given, found in zip(languages, heard, strict=True)]
         rows = [self._rules.row(*row) for row in zip(options, languages, seconds, strict=True)]

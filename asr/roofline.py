@@ -22,7 +22,7 @@ from asr.model import Dims
 from asr.window import FRAMES_PER_POSITION, WINDOW_POSITIONS
 
 POSITIONS_PER_SECOND = FRAMES_PER_SECOND // FRAMES_PER_POSITION  # 50
-PROMPT_TOKENS = 4  # start, language, task, no timestamps
+PREFIX_TOKENS = 4  # start, language, task, no timestamps
 
 
 def _size(state: int, heads: int, layers: int, *, n_vocab: int = 51_865, n_mels: int = 80) -> Dims:
@@ -163,7 +163,7 @@ def decoder_step_bytes(dims: Dims, formats: NumberFormats, *, batch: int, positi
 
 def mean_length(tokens: int) -> float:
     """Tokens that a step attends to on average, itself among them, while decoding so many after the prompt."""
-    return PROMPT_TOKENS + (tokens - 1) / 2
+    return PREFIX_TOKENS + (tokens - 1) / 2
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def floor(dims: Dims, device: Device, formats: NumberFormats, *, batch: int, pos
         raise ValueError(f"a batch has at least 1 row, not {batch}")
     for what, value, most in (
         ("positions", positions, dims.n_audio_ctx),
-        ("tokens", tokens, dims.n_text_ctx - PROMPT_TOKENS),
+        ("tokens", tokens, dims.n_text_ctx - PREFIX_TOKENS),
     ):
         if not 1 <= value <= most:
             raise ValueError(f"a row of this model has 1 to {most} {what}, not {value}")
@@ -237,5 +237,5 @@ def floor(dims: Dims, device: Device, formats: NumberFormats, *, batch: int, pos
         encoder=Stage.on(device, formats, encoding, encoder_bytes(dims, formats, **rows)),
         step=Stage.on(device, formats, stepping, decoder_step_bytes(dims, formats, **rows, length=length)),
         weight_bytes=encoder_parameters(dims).stored_bytes(formats) + decoder_parameters(dims).stored_bytes(formats),
-        kv_bytes=batch * key_value_bytes(dims, formats, positions=positions, length=PROMPT_TOKENS + tokens),
+        kv_bytes=batch * key_value_bytes(dims, formats, positions=positions, length=PREFIX_TOKENS + tokens),
     )

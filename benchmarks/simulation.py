@@ -22,7 +22,7 @@ from asr.model import Dims
 from asr.roofline import (
     MODELS,
     PRECISIONS,
-    PROMPT_TOKENS,
+    PREFIX_TOKENS,
     NumberFormats,
     Stage,
     decoder_flops,
@@ -125,7 +125,7 @@ class SimulatedModel:
     def start(self, utterances: Sequence[Utterance], encoded: int) -> list[SimulatedRow]:
         positions = encoded
         rows = [
-            SimulatedRow(positions, PROMPT_TOKENS + max(1, round(TOKENS_PER_S * one.duration_s))) for one in utterances
+            SimulatedRow(positions, PREFIX_TOKENS + max(1, round(TOKENS_PER_S * one.duration_s))) for one in utterances
         ]
         self._lanes[sum(positions > bound for bound in self._machine.lane_bounds)] += rows
         return rows
