@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from asr.build.artefacts import CACHE_VARIABLE
 from asr.checkpoint import load_checkpoint
 from asr.features import SAMPLE_RATE
+from serve_app.ray_environment import configure_ray
 from tests.asr.reference import LoadedModel
+
+configure_ray(os.environ)  # before a test module imports Ray
 
 # Where something else uses the cores, PyTorch's threads wait for each other: five times slower than one alone.
 torch.set_num_threads(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import ray
 from ray import serve
 
-from serve_app.__main__ import configure_ray
 from serve_app.application import build_app
 from serve_app.settings import Settings
 
@@ -24,7 +22,6 @@ def base_url(artefact_cache: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    configure_ray(os.environ)
     ray.init(num_cpus=4, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     serve.run(build_app(Settings(cache_dir=artefact_cache)), name="e2e")

@@ -64,7 +64,9 @@ def handle(base_url: str) -> Iterator[Any]:
     """To it, in an application of its own beside the real one."""
     transcriber = cast(Any, Transcriber).bind(cast(Any, NeverAnswers).bind())
     serve.run(cast(Any, Ingress).bind(transcriber, "base"), name="disconnect", route_prefix="/disconnect")
-    yield serve.get_deployment_handle("NeverAnswers", "disconnect")
+    handle: Any = serve.get_deployment_handle("NeverAnswers", "disconnect")
+    handle._init(_run_router_in_separate_loop=True)  # a replica's would run in its event loop, and here is none
+    yield handle
     serve.delete("disconnect")
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import ray.serve
 
 from asr.build.recipe import Backend
-from serve_app.__main__ import RAY_ENVIRONMENT, configure_ray, main
+from serve_app.__main__ import main
+from serve_app.ray_environment import RAY_ENVIRONMENT, configure_ray
 
 
 @pytest.mark.parametrize("backend", ["auto", "onnx", "openvino", "tensorrt"])
 def test_what_cannot_be_built_is_said_at_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, backend: Backend
 ) -> None:
-    monkeypatch.setattr("serve_app.__main__.run", lambda *_: pytest.fail("the service was started"))
+    monkeypatch.setattr("serve_app.cluster.run", lambda *_: pytest.fail("the service was started"))
     model = tmp_path / "not there.pt"
 
     assert main([f"model={model}", f"backend={backend}", "precision=int8", f"cache_dir={tmp_path / 'cache'}"]) == 1
@@ -31,7 +34,7 @@ def test_mixed_is_built_beforehand(tmp_path: Path, capfd: pytest.CaptureFixture[
 def test_torch_needs_no_build(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
     monkeypatch.setattr("serve_app.__main__.build_artefacts", lambda _: pytest.fail("something was built"))
-    monkeypatch.setattr("serve_app.__main__.run", lambda settings, *_: started.append(settings.backend))
+    monkeypatch.setattr("serve_app.cluster.run", lambda settings, *_: started.append(settings.backend))
 
     assert main(["model=tiny.en", "backend=torch", "precision=fp16"]) == 0
     assert started == ["torch"]
@@ -42,6 +45,13 @@ def test_ray_is_configured_unless_the_environment_says_otherwise() -> None:
     configure_ray(environment)
 
     assert environment == RAY_ENVIRONMENT | {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.1", "HOME": "/home/me"}
+
+
+def test_ray_is_configured_before_it_is_imported() -> None:
+    """What is set later holds for the processes that it starts, and not for the handles that they are given."""
+    script = "import sys, serve_app.__main__; sys.exit('ray' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_ray_knows_what_is_configured() -> None:
