@@ -16,6 +16,9 @@ from deployments.calls import result_of
 from serve_app.api import create_api
 
 HEALTH_TIMEOUT_S = 10.0
+BY_VALUE_BYTES = 2 << 20
+"""A larger recording goes by way of the object store, which copies it less; what Ray sends otherwise, where its
+environment says so, are messages of up to 4 MB."""
 
 
 @serve.deployment(max_ongoing_requests=256, health_check_period_s=5, ray_actor_options={"num_cpus": 0})
@@ -36,7 +39,10 @@ class Ingress:
         Raises:
             InputError: the request cannot be served as it is.
         """
-        result: Transcript | InputError = await result_of(self._transcriber.transcribe.remote(content, options))
+        transcriber = self._transcriber
+        if len(content) > BY_VALUE_BYTES:
+            transcriber = transcriber.options(_by_reference=True)
+        result: Transcript | InputError = await result_of(transcriber.transcribe.remote(content, options))
         if isinstance(result, InputError):
             raise result
         return result

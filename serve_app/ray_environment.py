@@ -9,7 +9,7 @@ RAY_ENVIRONMENT = {
     # docs.ray.io/en/latest/serve/advanced-guides/performance.html: one loop for all, where no handler blocks it.
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    # Recordings and features go from replica to replica, rather than by way of the object store.
+    # Features, and recordings but long ones, go from replica to replica, rather than by way of the object store.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     # The controller looks after a handful of replicas; ten times a second is for hundreds.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",

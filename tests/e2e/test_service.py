@@ -78,6 +78,15 @@ def test_silence_is_an_empty_text(client: httpx.Client) -> None:
     assert (response.status_code, response.json()) == (200, {"text": ""})
 
 
+def test_a_large_recording_arrives(client: httpx.Client, speech: NDArray[np.float32]) -> None:
+    """Between the sizes of the messages that processes send each other, and beyond them."""
+    for megabytes in (1, 3, 9):
+        silence = np.zeros((megabytes << 19) - 6 * SAMPLE_RATE, np.float32)
+        response = transcribe(client, wav(np.concatenate((speech[: 6 * SAMPLE_RATE], silence))), language="en")
+        assert response.status_code == 200
+        assert words(response.json()["text"]).startswith("it was the best of times")
+
+
 def test_a_broken_file_is_explained_to_the_client(client: httpx.Client) -> None:
     response = transcribe(client, b"<html>not found</html>")
     assert response.status_code == 400
