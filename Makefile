@@ -14,6 +14,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+NONE_SELECTED := 5
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help serve test lint format accuracy bench soak fairness simulation precision engines floors lock clean
@@ -25,7 +26,8 @@ serve: $(VENV)/.serve ## Serve on http://127.0.0.1:8000 (MODEL=tiny.en PORT=9000
 	$(BIN)/python -m serve_app --host $(HOST) --port $(PORT) model=$(MODEL) precision=$(PRECISION) $(SETTINGS)
 
 test: $(VENV)/.test ## Run the whole test suite (ARGS="-k name")
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -m "not e2e" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS) || test $$? -eq $(NONE_SELECTED)
+	$(BIN)/pytest -m e2e $(ARGS) || test $$? -eq $(NONE_SELECTED)
 
 lint: $(VENV)/.lint ## Check style and types
 	$(BIN)/ruff check .

@@ -54,9 +54,13 @@ def tiny_en() -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def artefact_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where graphs are built: kept between runs if the environment names a directory."""
+    """Where graphs are built: kept between runs if the environment names a directory, else shared by the processes of
+    this one."""
     kept = os.environ.get(CACHE_VARIABLE)
-    return Path(kept) if kept else tmp_path_factory.mktemp("artefacts")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    return Path(kept) if kept else folder / "artefacts"
 
 
 def _loaded(name: str) -> LoadedModel:
