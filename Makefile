@@ -5,6 +5,7 @@ MODEL ?= base
 PRECISION ?= int8
 HOST ?= 127.0.0.1
 PORT ?= 8000
+METRICS_PORT ?=
 SPEECH ?= ../shared/speech
 BACKEND ?= tensorrt
 TARGET ?= native
@@ -23,7 +24,8 @@ help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
 serve: $(VENV)/.serve ## Serve on http://127.0.0.1:8000 (MODEL=tiny.en PORT=9000 PRECISION=fp32 SETTINGS="threads=2")
-	$(BIN)/python -m serve_app --host $(HOST) --port $(PORT) model=$(MODEL) precision=$(PRECISION) $(SETTINGS)
+	$(BIN)/python -m serve_app --host $(HOST) --port $(PORT) $(addprefix --metrics-port ,$(METRICS_PORT)) \
+		model=$(MODEL) precision=$(PRECISION) $(SETTINGS)
 
 test: $(VENV)/.test ## Run the whole test suite (ARGS="-k name")
 	$(BIN)/pytest -m "not e2e" --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS) || test $$? -eq $(NONE_SELECTED)

@@ -37,6 +37,11 @@ class Batcher:
         for thread in (*self._encoders, self._decoder):
             thread.start()
 
+    @property
+    def waiting(self) -> int:
+        """How many utterances wait for the encoder."""
+        return self._scheduler.waiting
+
     def submit(self, utterance: Utterance) -> Future[Recognition]:
         """A future with the result, or with the utterance's own error. Cancelling it takes the utterance out."""
         job = Job(utterance)

@@ -32,6 +32,9 @@ what it needed under load only."""
 GROWTH = 1.02
 NOISE_BYTES = 4 << 20
 """By which a process may grow whatever its size: 2 % of a small one are a few pages."""
+ROWS_IN_FLIGHT = "ray_rayscribe_rows_in_flight"
+EXPORT_S = 30.0
+"""What Ray takes at most to export that all rows have left."""
 LATENCY = 1.1
 """How many times its median latency before may be that of those that stay, while others leave."""
 
@@ -39,12 +42,13 @@ LATENCY = 1.1
 @dataclass(frozen=True)
 class Soak:
     """settled, soaked: answers to the first requests and to all the others; before, after: memory after each of them,
-    when nothing was under way."""
+    when nothing was under way; rows_left: utterances whose keys and values the model holds at the end."""
 
     settled: Sequence[Answer]
     soaked: Sequence[Answer]
     before: Sequence[ProcessMemory]
     after: Sequence[ProcessMemory]
+    rows_left: float = 0
 
     @property
     def answers(self) -> list[Answer]:
@@ -75,7 +79,7 @@ def soak(service: Service, clips: Sequence[Clip], requests: int, concurrency: in
         return closed_loop(send, order[SETTLING:], concurrency)
 
     soaked = service.run(clips, load).answers
-    return Soak(settled, soaked, before, _memory_at_rest(service))
+    return Soak(settled, soaked, before, _memory_at_rest(service), _rows_left(service))
 
 
 def _memory_at_rest(service: Service) -> list[ProcessMemory]:
@@ -83,10 +87,18 @@ def _memory_at_rest(service: Service) -> list[ProcessMemory]:
     return memory_of(service.pid)
 
 
+def _rows_left(service: Service) -> float:
+    deadline = time.monotonic() + EXPORT_S
+    while (rows := service.metric(ROWS_IN_FLIGHT)) > 0 and time.monotonic() < deadline:
+        time.sleep(1)
+    return rows
+
+
 def bounds(found: Soak) -> Iterator[Bound]:
     """What a service that can run for months keeps to."""
     yield Bound("failed requests", sum(answer.failure is not None for answer in found.answers), 0)
     yield Bound("answers with another text than the first for their clip", first_texts(found.answers)[1], 0)
+    yield Bound("rows that the model still holds", found.rows_left, 0)
     yield Bound("processes that have ended", sum(after is None for _, after in found.pairs), 0)
     kept = [(before, after) for before, after in found.pairs if after is not None]
     yield Bound(

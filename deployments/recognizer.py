@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from ray import serve
+from ray.serve import metrics
 
 from asr.batcher import Batcher
 from asr.build.recipe import Backend, Precision
@@ -78,6 +79,10 @@ class Recognizer:
         self._batcher = Batcher(self._engine, config.limits)
         self._admit = serve.batch(max_batch_size=config.limits.rows, batch_wait_timeout_s=0)(self._submit)
         self._proven_at = time.monotonic()
+        self._rows_in_flight = metrics.Gauge(
+            "rayscribe_rows_in_flight", "Utterances whose keys and values the model holds."
+        )
+        self._waiting = metrics.Gauge("rayscribe_utterances_waiting", "Utterances that wait for the encoder.")
         logger.info("%s %s ready in %.1f s", config.model, config.precision, time.monotonic() - started)
 
     async def describe(self) -> ModelInfo:
@@ -101,12 +106,15 @@ class Recognizer:
     async def check_health(self) -> None:
         """Have the model recognise something, unless it just did. Ray restarts a replica where this raises.
 
-        A replica that rests gives back the memory that it needed under load.
+        A replica that rests gives back the memory that it needed under load. What the model holds is exported as it is
+        at this time.
         """
         if time.monotonic() - self._proven_at > PROVEN_FOR_S:
             silence = np.zeros((self._engine.dims.n_mels, 100), np.float32)
             await self.recognize(Utterance(silence, DecodingOptions(language="en"), fallback=False))
             await asyncio.to_thread(give_back_free_memory)
+        self._rows_in_flight.set(self._engine.rows_in_flight)
+        self._waiting.set(self._batcher.waiting)
 
     async def _submit(self, jobs: list[Job]) -> list[None]:
         self._batcher.submit_jobs(jobs)

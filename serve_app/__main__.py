@@ -18,6 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m serve_app", description="Serve speech to text on this machine.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--metrics-port", type=int, help="for Prometheus, at /metrics; by default one that Ray chooses")
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE", help=", ".join(Settings.model_fields))
     parsed = parser.parse_args(arguments)
     try:
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     configure_ray(os.environ)
     from serve_app.cluster import run  # Ray reads its environment when it is imported
 
-    run(settings, parsed.host, parsed.port)
+    run(settings, parsed.host, parsed.port, parsed.metrics_port)
     return 0
 
 

@@ -16,8 +16,13 @@ LEAST_CPUS = 2
 """What the deployments reserve together; a machine with a single processor runs them all the same."""
 
 
-def run(settings: Settings, host: str, port: int) -> None:
-    ray.init(include_dashboard=False, num_cpus=max(LEAST_CPUS, os.cpu_count() or 1), namespace="serve")
+def run(settings: Settings, host: str, port: int, metrics_port: int | None) -> None:
+    ray.init(
+        include_dashboard=False,
+        num_cpus=max(LEAST_CPUS, os.cpu_count() or 1),
+        namespace="serve",
+        _metrics_export_port=metrics_port,
+    )
     serve.start(http_options={"host": host, "port": port})
     serve.run(build_app(settings), name="rayscribe")
     url = f"http://{host}:{port}"

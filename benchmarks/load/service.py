@@ -17,6 +17,7 @@ from typing import IO, TypeVar
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.load.client import Client
 from benchmarks.load.loops import Window, closed_loop, open_loop
@@ -34,14 +35,16 @@ ResultT = TypeVar("ResultT")
 
 
 class ServiceError(Exception):
-    """The service did not start; the message ends with its log."""
+    """The service did not start, in which case the message ends with its log, or lacks what it should have."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """pid: of the process that every other of the service descends from; meter: of them all."""
+    """metrics_url: of what Ray exports; pid: of the process that every other of the service descends from; meter: of
+    them all."""
 
     url: str
+    metrics_url: str
     pid: int
     meter: Meter
 
@@ -62,6 +65,18 @@ class Service:
 
         return asyncio.run(with_client())
 
+    def metric(self, name: str) -> float:
+        """What it exports by this name, of all processes together, as it was a few seconds ago.
+
+        Raises:
+            ServiceError: it exports no such thing.
+        """
+        text = httpx.get(self.metrics_url).raise_for_status().text
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
+        if not samples:
+            raise ServiceError(f"{self.metrics_url} has no {name}")
+        return sum(sample.value for sample in samples)
+
     def measurement(self, name: str, clips: Sequence[Clip], window: Window) -> Measurement:
         """Of a window that has just ended."""
         return Measurement.of(name, clips, window, self.meter.usage(window.start_s, window.end_s))
@@ -74,10 +89,8 @@ def running_service(model: str, settings: Sequence[str]) -> Iterator[Service]:
     Raises:
         ServiceError: it ended before it was ready.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [*COMMAND, "--port", str(port), f"model={model}", *settings]
+    port, metrics_port = _free_ports(2)
+    command = [*COMMAND, "--port", str(port), "--metrics-port", str(metrics_port), f"model={model}", *settings]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)  # noqa: S603
         try:
@@ -87,9 +100,17 @@ def running_service(model: str, settings: Sequence[str]) -> Iterator[Service]:
                     raise ServiceError(f"the service ended with status {process.returncode}:\n{_end_of(log)}")
                 time.sleep(POLL_S)
             with metered(process.pid) as meter:
-                yield Service(url, process.pid, meter)
+                yield Service(url, f"http://127.0.0.1:{metrics_port}/metrics", process.pid, meter)
         finally:
             _stop(process)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
 
 
 def _is_healthy(url: str) -> bool:

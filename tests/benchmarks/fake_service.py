@@ -23,10 +23,11 @@ FILE = re.compile(rb'name="file".*?\r\n\r\n(.*?)\r\n--', re.DOTALL)
 
 @dataclass
 class FakeService:
-    """delayed: until it is set, "slow" has no answer; bodies: of all requests."""
+    """delayed: until it is set, "slow" has no answer; bodies: of all requests; rows: that it says it holds."""
 
     delayed: threading.Event = field(default_factory=threading.Event)
     bodies: list[bytes] = field(default_factory=list)
+    rows: Sequence[int] = (0,)
 
     def answer(self, body: bytes) -> tuple[int, str]:
         """→ status and text. "fail" is refused, and "fickle" is heard otherwise every time."""
@@ -57,13 +58,24 @@ def fake_service(fake: FakeService) -> Iterator[Service]:
                 self.end_headers()
                 self.wfile.write(content)
 
+        def do_GET(self) -> None:
+            rows = (
+                f'ray_rayscribe_rows_in_flight{{replica="{place}"}} {count}\n' for place, count in enumerate(fake.rows)
+            )
+            content = "".join(rows).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
         def log_message(self, *arguments: object) -> None:
             """Says nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, metered(os.getpid()) as meter:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield Service(f"http://127.0.0.1:{server.server_port}", os.getpid(), meter)
+        url = f"http://127.0.0.1:{server.server_port}"
+        yield Service(url, f"{url}/metrics", os.getpid(), meter)
         fake.delayed.set()
         server.shutdown()
         thread.join()

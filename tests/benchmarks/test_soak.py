@@ -13,7 +13,7 @@ from benchmarks import soak as soaking
 from benchmarks.load.bounds import Bound, bound_table
 from benchmarks.load.loops import Answer
 from benchmarks.load.processes import ProcessMemory
-from benchmarks.load.service import Service
+from benchmarks.load.service import Service, ServiceError
 from benchmarks.soak import Soak, bounds, report, soak
 from tests.benchmarks.fake_service import FakeService, fake_service, text_clips
 
@@ -24,6 +24,7 @@ MB = 1_000_000
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soaking, "SETTLING", 6)
     monkeypatch.setattr(soaking, "CALM_S", 0.0)
+    monkeypatch.setattr(soaking, "EXPORT_S", 0.0)
 
 
 def answers(count: int, latency_s: float, text: str | None = "text", *, patient: bool = True) -> list[Answer]:
@@ -76,6 +77,18 @@ def test_failures_and_texts_that_change_are_found(tmp_path: Path) -> None:
         "answers with another text than the first for their clip": changed,
     }
     assert 'status 500: {"text": "out of order"}' in report(found)
+
+
+def test_rows_that_never_leave_are_found(tmp_path: Path) -> None:
+    with fake_service(FakeService(rows=(0, 3, 1))) as service:
+        found = soak(service, text_clips(tmp_path, ["one"]), 7, concurrency=1, disconnect=0.0)
+
+    assert broken(found) == {"rows that the model still holds": 4}
+
+
+def test_a_service_that_does_not_say_what_it_holds(tmp_path: Path) -> None:
+    with fake_service(FakeService(rows=())) as service, pytest.raises(ServiceError, match="rows_in_flight"):
+        soak(service, text_clips(tmp_path, ["one"]), 7, concurrency=1, disconnect=0.0)
 
 
 def test_bounds_of_memory_and_of_latency() -> None:

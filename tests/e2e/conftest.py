@@ -18,16 +18,35 @@ OBJECT_STORE_BYTES = 200 << 20
 
 
 @pytest.fixture(scope="session")
-def base_url(artefact_cache: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False)
+def ports() -> tuple[int, int]:
+    """Of the API and of the metrics."""
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def base_url(artefact_cache: Path, ports: tuple[int, int]) -> Iterator[str]:
+    port, metrics_port = ports
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        _metrics_export_port=metrics_port,
+    )
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     serve.run(build_app(Settings(cache_dir=artefact_cache)), name="e2e")
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()  # type: ignore[no-untyped-call]
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def metrics_url(base_url: str, ports: tuple[int, int]) -> str:
+    """Where Prometheus would read."""
+    return f"http://127.0.0.1:{ports[1]}/metrics"
 
 
 @pytest.fixture(scope="session")

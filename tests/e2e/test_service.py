@@ -21,6 +21,7 @@ from tests.audio_files import wav
 
 pytestmark = pytest.mark.e2e
 
+EXPORT_S = 60.0
 OPENING = "it was the best of times it was the worst of times"
 
 
@@ -71,6 +72,22 @@ def test_the_time_is_accounted_for(client: httpx.Client, speech: NDArray[np.floa
     ]
     assert stages_ms[1] > 0
     assert sum(stages_ms) <= total_ms + 1
+
+
+METRICS = {
+    "ray_rayscribe_request_seconds_count",
+    "ray_rayscribe_audio_seconds_total",
+    "ray_rayscribe_rows_in_flight",
+    "ray_rayscribe_utterances_waiting",
+}
+
+
+def test_prometheus_can_read_all_metrics(client: httpx.Client, metrics_url: str, speech: NDArray[np.float32]) -> None:
+    assert transcribe(client, wav(speech[: 6 * SAMPLE_RATE]), language="en").status_code == 200
+    deadline = time.monotonic() + EXPORT_S
+    while missing := METRICS - {line.partition("{")[0] for line in httpx.get(metrics_url).text.splitlines()}:
+        assert time.monotonic() < deadline, f"never exported: {missing}"
+        time.sleep(0.5)
 
 
 def test_silence_is_an_empty_text(client: httpx.Client) -> None:
