@@ -21,14 +21,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--concurrency", type=int, nargs="+", help="requests at a time")
     parser.add_argument("--peers", nargs="*", choices=PEERS, metavar="PEER", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--passes", type=int, help="over the clips")
-    parser.add_argument("--quick", action="store_true", help="a part of everything, in three minutes")
+    parser.add_argument("--rounds", type=int, help="in which the service, its engine and faster-whisper take turns")
+    parser.add_argument("--quick", action="store_true", help="a part of everything, in five minutes")
     options = parser.parse_intermixed_args(arguments)
     clips = clips_of(parser, options)
     try:
         settings = Settings(model=options.model, **dict(pair.split("=", 1) for pair in options.settings))
     except ValueError as error:  # pydantic's among them
         parser.error(str(error))
-    given = {name: getattr(options, name) for name in ("concurrency", "peers", "passes")}
+    given = {name: getattr(options, name) for name in ("concurrency", "peers", "passes", "rounds")}
     plan = QUICK if options.quick else Plan()
     plan = replace(plan, **{name: value for name, value in given.items() if value is not None})
     if options.quick:

@@ -16,6 +16,7 @@ SECTIONS = {
     "preparing": "## The same, preparing them on the way",
     "peers": "## Others, each in a process of its own",
 }
+IN_TURNS = "## In turns, round after round, each started anew"
 NOTES = """\
 Latencies are of the client, which shares the machine; where requests arrive by chance they count from the arrival. CPU
 and memory are of all processes of a system, the client not among them; memory is proportional (PSS), and in every
@@ -33,13 +34,17 @@ def _sections(results: Results) -> Iterator[str]:
         measurements = list(getattr(results, name).values())
         if measurements:
             yield f"{title}\n\n{measurement_table(measurements)}"
+    if results.rounds:
+        in_turns = [measured for turns in results.rounds for measured in turns.measurements()]
+        yield f"{IN_TURNS}\n\n{measurement_table(in_turns)}"
 
 
 def conclusions(results: Results) -> Iterator[str]:
     """What follows from the measurements together."""
     found = [[ratio.title, str(ratio)] for ratio in ratios(results)]
     if found:
-        yield "## How they compare\n\n" + table(["", ""], found)
+        title = "## How they compare" + ": the median of the rounds, where there were any" * bool(results.rounds)
+        yield f"{title}\n\n{table(['', ''], found)}"
     timed = [measured for concurrency, measured in results.closed.items() if concurrency in (1, REFERENCE)]
     for title, text in (
         ("One request", stage_table(timed)),

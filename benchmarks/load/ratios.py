@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import median
 
 from benchmarks.load.measurement import Measurement
 from benchmarks.load.results import REFERENCE, Results
@@ -12,19 +13,37 @@ from benchmarks.peers import PEER_TITLES
 
 @dataclass(frozen=True)
 class Ratio:
-    """value: a factor, or a difference in points."""
+    """value: a factor, or a difference in points, or the median of rounds; lowest, highest: of them."""
 
     title: str
     value: float
     in_points: bool = False
+    lowest: float | None = None
+    highest: float | None = None
 
     def __str__(self) -> str:
+        if self.lowest is not None:
+            return f"{self.value:.2f} ({self.lowest:.2f} to {self.highest:.2f})"
         return f"{self.value:+.2f} points" if self.in_points else f"{self.value:.2f}"
 
 
 def ratios(results: Results) -> list[Ratio]:
-    """Of what was measured; a peer that was given only some of the clips is compared by throughput alone."""
-    return [*_against_peers(results), *_within(results), *_errors(results)]
+    """Of what was measured, and where it was measured in turns, of these: a machine that drifts is another one ten
+    minutes later. A peer that was given only some of the clips is compared by throughput alone.
+    """
+    found = {ratio.title: ratio for ratio in _of_speed(results)}
+    in_turns: dict[str, list[float]] = {}
+    for turns in results.rounds:
+        for ratio in _of_speed(turns):
+            in_turns.setdefault(ratio.title, []).append(ratio.value)
+    for title, values in in_turns.items():
+        found[title] = Ratio(title, median(values), lowest=min(values), highest=max(values))
+    return [*found.values(), *_errors(results)]
+
+
+def _of_speed(results: Results) -> Iterator[Ratio]:
+    yield from _against_peers(results)
+    yield from _within(results)
 
 
 def _against_peers(results: Results) -> Iterator[Ratio]:

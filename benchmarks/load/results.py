@@ -69,8 +69,9 @@ class Results:
 
     limit: rows that the service decodes at a time at most; closed, single: by requests at a time, single with a limit
     of one; arriving: by share of the capacity; engine: by its limit, its recordings prepared beforehand; preparing: the
-    same, preparing them on the way; peers: by name; partial: those that were given only some of the clips; left_out:
-    what is not there, and why; processor: what it can do at best, in words.
+    same, preparing them on the way; peers: by name; rounds: in which a few were measured in turns; partial: peers that
+    were given only some of the clips; left_out: what is not there, and why; processor: what it can do at best, in
+    words.
     """
 
     setup: Setup
@@ -81,6 +82,7 @@ class Results:
     engine: dict[int, Measurement] = field(default_factory=dict)
     preparing: dict[int, Measurement] = field(default_factory=dict)
     peers: dict[str, Measurement] = field(default_factory=dict)
+    rounds: list[Results] = field(default_factory=list)
     partial: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     processor: str = ""
@@ -93,3 +95,5 @@ class Results:
     def measurements(self) -> Iterator[Measurement]:
         for section in (self.closed, self.single, self.arriving, self.engine, self.preparing, self.peers):
             yield from section.values()
+        for turns in self.rounds:
+            yield from turns.measurements()

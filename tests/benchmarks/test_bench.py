@@ -136,6 +136,19 @@ def test_ratios(results: Results) -> None:
     assert ratios(Results(SETUP, 16)) == []
 
 
+def test_what_was_measured_in_turns_is_compared_with_its_own_round(results: Results) -> None:
+    """Each in a different state of the machine, in which the peer has half of its speed, or all of it, or more."""
+    for speed in (0.5, 1.0, 1.25):
+        turns = Results(SETUP, 16, closed={16: measurement("ours", 9.0)})
+        turns.peers["faster-whisper"] = measurement("fw", speed)
+        results.rounds.append(turns)
+    found = {ratio.title: str(ratio) for ratio in ratios(results)}
+
+    assert found["throughput, 16 at a time, over faster-whisper int8"] == "9.00 (7.20 to 18.00)"
+    assert found["throughput, 16 at a time, over the engine alone"] == "0.80"
+    assert found["WER less that of faster-whisper int8"] == "-1.00 points"
+
+
 def test_columns_of_a_table(results: Results) -> None:
     head, first, second = cells(measurement_table(list(results.engine.values())))
 
@@ -231,13 +244,15 @@ def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 
     monkeypatch.setattr(run, "running_service", fake)
     clips = text_clips(tmp_path, ["cats", "cats and", "cats and dogs", "mice"])
-    plan = run.Plan((1, 2), (2,), (), (0.5,), 5, 2, ())
+    plan = run.Plan((1, 2), (2,), (), (0.5,), 5, 2, (), rounds=2)
     bench = run.Bench(Settings(model="base"), ["threads=2"], clips, plan, tmp_path / "reports")
     bench.run()
     results = bench.results
 
-    assert started == [["base", "threads=2"], ["base", "threads=2", "max_batch_size=1"]]
-    assert [measured.requests for measured in results.measurements()] == [8, 8, 8, 5]
+    ours = ["base", "threads=2"]
+    assert started == [ours, [*ours, "max_batch_size=1"], ours, ours]
+    assert [measured.requests for measured in results.measurements()] == [8, 8, 8, 5, 8, 8, 8, 8]
+    assert [list(turns.closed) for turns in results.rounds] == [[1, 16], [1, 16]]
     assert all(measured.score == Score(0, 7) for measured in results.measurements())
     assert all(measured.mean_rows == 3.5 for measured in results.measurements())
     assert results.arriving[0.5].name == f"Rayscribe, 50 %, {results.capacity / 2:.2f}/s"
