@@ -23,7 +23,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 help: ## Show this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
 
-serve: $(VENV)/.serve ## Serve on http://127.0.0.1:8000 (MODEL=tiny.en PORT=9000 PRECISION=fp32 SETTINGS="threads=2")
+serve: $(VENV)/.serve ## Serve on http://127.0.0.1:8000 (MODEL=tiny.en PORT=9000 METRICS_PORT=9090 SETTINGS="threads=2")
 	$(BIN)/python -m serve_app --host $(HOST) --port $(PORT) $(addprefix --metrics-port ,$(METRICS_PORT)) \
 		model=$(MODEL) precision=$(PRECISION) $(SETTINGS)
 
