@@ -35,7 +35,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200 if self.path == "/health" else 404)
         self.end_headers()
-assert sys.argv[1] == "--port" and sys.argv[3:] == ["model=tiny.en", "threads=2"], sys.argv
+assert sys.argv[1::2][:2] == ["--port", "--metrics-port"] and sys.argv[5:] == ["model=tiny.en", "threads=2"], sys.argv
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
 """
 
