@@ -48,7 +48,7 @@ class Soak:
     soaked: Sequence[Answer]
     before: Sequence[ProcessMemory]
     after: Sequence[ProcessMemory]
-    rows_left: float = 0
+    rows_left: float
 
     @property
     def answers(self) -> list[Answer]:

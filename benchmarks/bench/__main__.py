@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--peers", nargs="*", choices=PEERS, metavar="PEER", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--passes", type=int, help="over the clips")
     parser.add_argument("--rounds", type=int, help="in which the service, its engine and faster-whisper take turns")
-    parser.add_argument("--quick", action="store_true", help="a part of everything, in five minutes")
+    parser.add_argument("--quick", action="store_true", help="a part of everything, in a few minutes")
     options = parser.parse_intermixed_args(arguments)
     clips = clips_of(parser, options)
     try:

@@ -89,7 +89,7 @@ def running_service(model: str, settings: Sequence[str]) -> Iterator[Service]:
     Raises:
         ServiceError: it ended before it was ready.
     """
-    port, metrics_port = _free_ports(2)
+    port, metrics_port = free_ports(2)
     command = [*COMMAND, "--port", str(port), "--metrics-port", str(metrics_port), f"model={model}", *settings]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)  # noqa: S603
@@ -105,7 +105,8 @@ def running_service(model: str, settings: Sequence[str]) -> Iterator[Service]:
             _stop(process)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Of this machine, which nobody listens on now."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

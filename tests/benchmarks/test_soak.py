@@ -96,17 +96,19 @@ def test_bounds_of_memory_and_of_latency() -> None:
     after = [process(1, 1010), process(2, 440, "grows"), process(3, 12, "small"), process(5, 50, "is new")]
     stay, leave = answers(10, 0.5), answers(3, 9.0, text=None, patient=False)
 
-    assert broken(Soak(answers(4, 0.4), [*stay, *leave], before, after)) == {
+    assert broken(Soak(answers(4, 0.4), [*stay, *leave], before, after, rows_left=0)) == {
         "processes that have ended": 1,
         "memory of all processes, times": pytest.approx(1462 / 1410),
         "memory of grows, times": 1.1,
         "median latency of clients that stay, times that before any left": 1.25,
     }
-    assert broken(Soak(answers(4, 0.4), stay, before[:1], after[:1])) == {}
+    assert broken(Soak(answers(4, 0.4), stay, before[:1], after[:1], rows_left=0)) == {}
 
 
 def test_growth_in_the_report() -> None:
-    found = Soak(answers(4, 0.4), answers(5, 0.5), [process(1, 100), process(2, 1, "ends")], [process(1, 101)])
+    found = Soak(
+        answers(4, 0.4), answers(5, 0.5), [process(1, 100), process(2, 1, "ends")], [process(1, 101)], rows_left=0
+    )
     document = report(found)
 
     assert "| replica | 100.0 | 101.0 | +1.0 % | 300.0 | 303.0 | +1.0 % |" in document

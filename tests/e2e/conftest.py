@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import ray
 from ray import serve
 
+from benchmarks.load.service import free_ports
 from serve_app.application import build_app
 from serve_app.settings import Settings
 
@@ -18,16 +18,13 @@ OBJECT_STORE_BYTES = 200 << 20
 
 
 @pytest.fixture(scope="session")
-def ports() -> tuple[int, int]:
+def ports() -> list[int]:
     """Of the API and of the metrics."""
-    with socket.socket() as first, socket.socket() as second:
-        first.bind(("127.0.0.1", 0))
-        second.bind(("127.0.0.1", 0))
-        return first.getsockname()[1], second.getsockname()[1]
+    return free_ports(2)
 
 
 @pytest.fixture(scope="session")
-def base_url(artefact_cache: Path, ports: tuple[int, int]) -> Iterator[str]:
+def base_url(artefact_cache: Path, ports: list[int]) -> Iterator[str]:
     port, metrics_port = ports
     ray.init(
         num_cpus=4,
@@ -44,7 +41,7 @@ def base_url(artefact_cache: Path, ports: tuple[int, int]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def metrics_url(base_url: str, ports: tuple[int, int]) -> str:
+def metrics_url(base_url: str, ports: list[int]) -> str:
     """Where Prometheus would read."""
     return f"http://127.0.0.1:{ports[1]}/metrics"
 
